@@ -1,0 +1,100 @@
+"""Gathering: copying many windows out of one or more pieces of memory with one numpy call.
+
+The windows of a piece are its overlapping records: an array of dtype "bytes of one window" and
+stride "one token". Indexing it with the starts copies a window per index with memcpy, without the
+GIL, into a fresh block. Measured warm on 32 windows of 1,025 uint16: 6.0 us; the same with rows of
+uint16 instead of records 9.3 us; `out[i] = a[s:s+n]` in a loop 21 us.
+
+With several pieces (a file each) the records have a stride of one byte and span all pieces at their
+addresses, so that one call still does: 32 windows over 100 files take 11 us, and in a loop 45 us.
+The gaps between the pieces are never touched.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+
+class Pieces:
+    """Pieces of memory as one token axis. Bounds are the caller's to check.
+
+    Args:
+        arrays: each [num_tokens of the piece], contiguous, of one dtype. Kept alive as long as this.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        self._arrays = list(arrays)
+        self.dtype = arrays[0].dtype
+        self.ends: list[int] = np.cumsum([len(array) for array in arrays]).tolist()
+        addresses = np.array([array.ctypes.data for array in arrays], np.int64)
+        lowest = int(addresses.argmin())
+        self._lowest = self._arrays[lowest]
+        self._span_bytes = int(
+            max(address + array.nbytes for address, array in zip(addresses, arrays, strict=True))
+            - addresses[lowest]
+        )
+        # Byte position, from the lowest address, of token i in piece p: i * itemsize + shift[p].
+        begins = np.array([0, *self.ends[:-1]], np.int64)
+        self._shift_bytes = addresses - addresses[lowest] - begins * self.dtype.itemsize
+        self._ends = np.array(self.ends, np.int64)
+        self._records: tuple[int, NDArray[np.void]] | None = None
+
+    def parts(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Where tokens [start, start + length) lie: (piece, begin, end), token positions in the piece."""
+        piece = bisect_right(self.ends, start)
+        while length:
+            before = self.ends[piece - 1] if piece else 0
+            end = min(start + length, self.ends[piece])
+            yield piece, start - before, end - before
+            start, length, piece = end, length - (end - start), piece + 1
+
+    def copy(self, start: int, out: NDArray[Any]) -> None:
+        """Fills out, [n], with tokens [start, start + n)."""
+        at = 0
+        for piece, begin, end in self.parts(start, len(out)):
+            out[at : at + end - begin] = self._arrays[piece][begin:end]
+            at += end - begin
+
+    def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """A fresh [n, length] block, row i being tokens [starts[i], starts[i] + length)."""
+        window_bytes = length * self.dtype.itemsize
+        if self._span_bytes * window_bytes >= 2**62:  # past what numpy's size arithmetic takes
+            return self._gather_row_by_row(starts, length)
+        records = self._records_of(window_bytes)
+        if len(self._arrays) == 1:
+            block = records[starts]
+        else:
+            piece = self._ends.searchsorted(starts, side="right")
+            index = starts * self.dtype.itemsize + self._shift_bytes[piece]
+            straddling = np.flatnonzero(starts + length > self._ends[piece])
+            if straddling.size:
+                block = np.empty(len(starts), records.dtype)
+                whole = np.flatnonzero(starts + length <= self._ends[piece])
+                block[whole] = records[index[whole]]
+                rows = block.view(self.dtype).reshape(-1, length)
+                for row in straddling.tolist():
+                    self.copy(int(starts[row]), rows[row])
+            else:
+                block = records[index]
+        return block.view(self.dtype).reshape(-1, length)
+
+    def _records_of(self, window_bytes: int) -> NDArray[np.void]:
+        if self._records is None or self._records[0] != window_bytes:
+            stride = self.dtype.itemsize if len(self._arrays) == 1 else 1
+            count = max(0, self._span_bytes - window_bytes) // stride + 1
+            first = np.frombuffer(self._lowest, np.uint8)
+            rows = as_strided(first, (count, window_bytes), (stride, 1), writeable=False)
+            self._records = window_bytes, rows.view(f"V{window_bytes}")[:, 0]
+        return self._records[1]
+
+    def _gather_row_by_row(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        block = np.empty((len(starts), length), self.dtype)
+        for row, start in zip(block, starts.tolist(), strict=True):
+            self.copy(start, row)
+        return block

@@ -1,0 +1,90 @@
+"""hf:// addresses: a file of a Hugging Face dataset, to a path in the local cache.
+
+All of it is huggingface_hub's own: its cache, progress bars, tokens, offline mode and environment
+variables. What is added is the address, and an answer within seconds where the client would retry
+for half a minute: when the Hub cannot be reached and the file is not in the cache.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_SCHEME = "hf://"
+_UNREACHABLE_AFTER_SECONDS = 5.0
+
+
+def is_hub_address(source: str) -> bool:
+    """Whether source is an hf:// address and not a path."""
+    return source.startswith(_SCHEME)
+
+
+def parse(address: str) -> tuple[str, str | None, str]:
+    """(repository, revision or None, file) of hf://datasets/OWNER/NAME[@REVISION]/FILE.
+
+    Raises:
+        ValueError: the address is not of that form.
+    """
+    parts = address.removeprefix(_SCHEME).split("/")
+    if len(parts) < 4 or parts[0] != "datasets" or not all(parts):
+        raise ValueError(
+            f"{address!r}: needed is hf://datasets/OWNER/NAME[@REVISION]/FILE, for example "
+            f"hf://datasets/gpjt/fineweb-gpt2-tokens/train.safetensors"
+        )
+    owner, (name, at, revision) = parts[1], parts[2].partition("@")
+    if not name or (at and not revision):
+        raise ValueError(f"{address!r}: the name or the revision around '@' is empty")
+    # As huggingface_hub writes it, a revision with slashes has them escaped.
+    return f"{owner}/{name}", revision.replace("%2F", "/") or None, "/".join(parts[3:])
+
+
+def download(address: str) -> Path:
+    """The local path of a dataset's file, fetched into the Hugging Face cache if it is not there.
+
+    A cached file costs one request, and none when the revision is a commit hash or HF_HUB_OFFLINE is
+    set. If the Hub cannot be reached, the cached file is used.
+
+    Raises:
+        ConnectionError: the Hub cannot be reached and the file is not in the cache.
+        FileNotFoundError: the Hub has no such repository, revision or file, or access is denied.
+        ValueError: the address is malformed.
+    """
+    repository, revision, file = parse(address)
+    # Imported here: it takes 0.3 s, and most programs open local files.
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+
+    cached = try_to_load_from_cache(repository, file, revision=revision, repo_type="dataset")
+    try:
+        if not isinstance(cached, str):
+            # One request of our own, because hf_hub_download tries an unreachable Hub for 23 s.
+            url = hf_hub_url(repository, file, revision=revision, repo_type="dataset")
+            get_hf_file_metadata(url, timeout=_UNREACHABLE_AFTER_SECONDS)
+    except HfHubHTTPError:
+        pass  # the Hub answered; hf_hub_download tells what is wrong, or tries again
+    except Exception as error:
+        raise ConnectionError(
+            f"{address}: the Hub cannot be reached ({type(error).__name__}: {error}) and the file is not "
+            f"in the local cache; check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, or fetch it where "
+            f'there is a connection ("hf download --repo-type dataset {repository} {file}") and pass the '
+            f"path"
+        ) from error
+    try:
+        return Path(
+            hf_hub_download(
+                repository,
+                file,
+                revision=revision,
+                repo_type="dataset",
+                etag_timeout=_UNREACHABLE_AFTER_SECONDS,
+            )
+        )
+    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+        raise FileNotFoundError(
+            f"{address}: the Hub has no such dataset or file, or it is private and needs a token "
+            f'("hf auth login"): {str(error).strip()}'
+        ) from error
