@@ -1,0 +1,57 @@
+"""Feeds a language model in JAX from token ids that stay in host memory.
+
+    tokens = tl.open_tokens("train.safetensors")
+    loader = tl.TokenLoader(tokens, batch_size=32, seq_len=1024, plan=tl.ShuffledEpochs(seed=0))
+    for batch in loader:
+        state, loss = train_step(state, batch.inputs, batch.targets)
+
+Importing this does not import jax; the names that need it do, when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
+from tokenloader._tokens import TokenArray, open_tokens
+
+if TYPE_CHECKING:
+    from tokenloader._batch import Batch, next_token, packed_documents
+    from tokenloader._loader import LoaderStats, TokenLoader
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "LoaderStats",
+    "Plan",
+    "RandomWindows",
+    "SequentialWindows",
+    "ShuffledEpochs",
+    "TokenArray",
+    "TokenLoader",
+    "next_token",
+    "open_tokens",
+    "packed_documents",
+]
+
+_NEED_JAX = {
+    "Batch": "tokenloader._batch",
+    "next_token": "tokenloader._batch",
+    "packed_documents": "tokenloader._batch",
+    "LoaderStats": "tokenloader._loader",
+    "TokenLoader": "tokenloader._loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_JAX:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_NEED_JAX[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,356 @@
+"""TokenLoader: batches in the order of a plan, on the device, ahead of the training loop.
+
+One background thread runs the pipeline; the caller's thread takes its blocks, runs the transform
+under jit, and counts what it has handed out. The two share the Prefetcher's queues, and the counters,
+which each writes its own part of.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+from jax.profiler import TraceAnnotation
+from jax.sharding import Sharding
+from numpy.typing import NDArray
+
+from tokenloader._batch import Batch, hide_seen_targets, next_token
+from tokenloader._pipeline import Block, Counters, plan_steps, produce
+from tokenloader._plans import Plan, ShuffledEpochs, check_one_window_fits
+from tokenloader._prefetch import Prefetcher
+from tokenloader._state import LoaderState, check_same_run, from_dict
+from tokenloader._tokens import TokenArray
+from tokenloader._transfer import resolve_sharding
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """What a loader has done since it was made.
+
+    Attributes:
+        batches: handed out.
+        tokens: inputs in them, batch_size * seq_len each.
+        wait_seconds: how long `next()` waited for a block; the share of the loop's time that the
+            data cost.
+        gather_seconds: the background thread's, copying windows (and waiting for the disk).
+        transfer_seconds: the background thread's, in device_put. On accelerators the copy itself
+            goes on after that.
+        major_page_faults: of the background thread while gathering: pages that were not in memory.
+            0 where the system does not tell it for a thread.
+    """
+
+    batches: int
+    tokens: int
+    wait_seconds: float
+    gather_seconds: float
+    transfer_seconds: float
+    major_page_faults: int
+
+
+class TokenLoader:
+    """An iterator over training batches that are on the device before they are asked for.
+
+    Nothing is read before the first `next()`; from then on a background thread keeps `prefetch`
+    batches ready. The order of samples depends on plan, tokens and seq_len alone. Use it from one thread.
+
+    A plan with an end raises StopIteration there, and a `for` over the loader afterwards makes
+    another pass from the beginning.
+
+    Args:
+        tokens: from `open_tokens`. Stays open when the loader is closed.
+        batch_size: rows of the global batch, 1 or more.
+        seq_len: inputs in a row, 1 or more; a window has one token more.
+        plan: which windows, in which order: RandomWindows, ShuffledEpochs, SequentialWindows, or
+            anything with their `starts` method (see `Plan`).
+        sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len]
+            that splits the batch axis or replicates. None: JAX's default device now, at construction.
+        prefetch: blocks that may wait on the device, 1 or more; 2 is double buffering.
+        transform: a traceable function from a block, integers [batch_size, seq_len + 1] on the device,
+            to a pytree; run under jit when a batch is handed out. None hands out the block itself.
+            Blocks have the tokens' dtype, but int64 is narrowed to int32.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described, tokens are fewer than a window, the
+            plan ends before its first full batch, or batch_size does not divide over the sharding.
+
+    Example:
+        >>> tokens = tl.open_tokens(np.arange(100, dtype=np.uint16))
+        >>> loader = tl.TokenLoader(tokens, batch_size=2, seq_len=4, plan=tl.SequentialWindows())
+        >>> next(loader).targets
+        Array([[1, 2, 3, 4],
+               [5, 6, 7, 8]], dtype=int32)
+    """
+
+    def __init__(
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        seq_len: int,
+        *,
+        plan: Plan = ShuffledEpochs(seed=0),  # noqa: B008 (a frozen value)
+        sharding: jax.Device | Sharding | None = None,
+        prefetch: int = 2,
+        transform: Callable[[jax.Array], Any] | None = next_token,
+    ) -> None:
+        if not isinstance(tokens, TokenArray):
+            raise TypeError(
+                f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
+            )
+        if not callable(getattr(plan, "starts", None)):
+            raise TypeError(
+                f"plan is {plan!r}, which has no starts method; needed is an instance of a plan, for "
+                f"example ShuffledEpochs(seed=0)"
+            )
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform is of type {type(transform).__name__}; it must be callable")
+        self.tokens = tokens
+        self.batch_size = _positive("batch_size", batch_size)
+        self.seq_len = _positive("seq_len", seq_len)
+        self.prefetch = _positive("prefetch", prefetch)
+        self.plan = plan
+        check_one_window_fits(len(tokens), self.seq_len)
+        self.sharding = resolve_sharding(sharding, self.batch_size)
+        self._hides_targets = hasattr(plan, "new_targets")
+        self._end = self._end_sample()
+        self._make_batch = None if transform is None else _jitted(transform, self._hides_targets)
+
+        self._counters = Counters()
+        self._prefetcher: Prefetcher[Block] | None = None
+        self._closed = False
+        self._finished = False
+        self._step = self._sample = 0  # of the next batch to hand out
+        self._seek(_Origin(0, 0, self.batch_size))
+
+    def __iter__(self) -> Self:
+        if self._finished:
+            self._seek(_Origin(0, 0, self.batch_size))
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch: what transform makes of a block; a `Batch` by default.
+
+        Raises:
+            StopIteration: the plan has ended.
+            ValueError: the loader is closed.
+            Exception: what reading or transferring raised in the background, with its traceback. The
+                position has not moved: calling again tries the same batch again.
+        """
+        if self._closed:
+            raise ValueError("this TokenLoader was closed; make another, and set_state() to go on")
+        if self._finished:
+            raise StopIteration
+        try:
+            with TraceAnnotation("tokenloader.wait"):
+                began = time.perf_counter()
+                block = self._take()
+                self._counters.wait_seconds += time.perf_counter() - began
+            with TraceAnnotation("tokenloader.transform"):
+                if self._make_batch is None:
+                    batch = block.tokens
+                elif block.new_targets is None:
+                    batch = self._make_batch(block.tokens)
+                else:
+                    batch = self._make_batch(block.tokens, block.new_targets)
+        except StopIteration:
+            self._finished = True
+            self._stop_prefetching()
+            raise
+        except BaseException:
+            # Also Ctrl-C: the blocks made so far no longer begin at the position. Make them anew.
+            self._stop_prefetching()
+            raise
+        self._step, self._sample = self._step + 1, self._sample + self.batch_size
+        self._counters.batches += 1
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """The position after the last batch handed out, as a small JSON-able dict.
+
+        Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
+        with the batch after it. What has been prefetched does not count.
+        """
+        return self._state().to_dict()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Moves to the position of a state, of this loader or of one made alike.
+
+        batch_size, prefetch, sharding, residency and the split into files may differ: the samples go on
+        where they stopped.
+
+        Args:
+            state: from `get_state`.
+
+        Raises:
+            ValueError: plan, seq_len or data differ (each difference is named), or it is no such state.
+            TypeError: it is not a mapping.
+        """
+        saved = from_dict(state)
+        check_same_run(saved, self._state())
+        self._seek(_Origin(saved.step, saved.sample, saved.batch_size))
+
+    def starts_at(self, step: int) -> NDArray[np.int64]:
+        """Where the windows of batch number `step` begin: int64 [batch_size], for any step, in O(1).
+
+        Step 0 is the first of the run. It reads nothing.
+
+        Raises:
+            ValueError: step is negative or past the plan's end, or lies before a change of batch_size.
+        """
+        return self.plan.starts(
+            self._samples_at(step), num_tokens=len(self.tokens), seq_len=self.seq_len
+        )
+
+    def batch_at(self, step: int) -> NDArray[Any]:
+        """The tokens of batch number `step`, a numpy block [batch_size, seq_len + 1]; see starts_at."""
+        return self.tokens.gather(self.starts_at(step), self.seq_len + 1)
+
+    @property
+    def stats(self) -> LoaderStats:
+        """A snapshot of what this loader has done since it was made."""
+        counters = self._counters
+        return LoaderStats(
+            batches=counters.batches,
+            tokens=counters.batches * self.batch_size * self.seq_len,
+            wait_seconds=counters.wait_seconds,
+            gather_seconds=counters.gather_seconds,
+            transfer_seconds=counters.transfer_seconds,
+            major_page_faults=counters.major_page_faults,
+        )
+
+    def close(self) -> None:
+        """Ends the background thread and drops what was prefetched. The tokens stay open."""
+        self._closed = True
+        self._stop_prefetching()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _end_sample(self) -> int | None:
+        """No batch begins at this sample or later; None for a plan without end."""
+        if not hasattr(self.plan, "num_samples"):
+            return None
+        count: int | None = self.plan.num_samples(num_tokens=len(self.tokens), seq_len=self.seq_len)
+        if count is None or self._hides_targets:
+            return count
+        if count < self.batch_size:
+            raise ValueError(
+                f"{self.plan} ends after {count} windows of these {len(self.tokens):,} tokens, before "
+                f"the first batch of batch_size={self.batch_size} is full; use a smaller batch_size"
+            )
+        return count - self.batch_size + 1
+
+    def _samples_at(self, step: int) -> NDArray[np.int64]:
+        step, origin = operator.index(step), self._origin
+        if step < 0:
+            raise ValueError(f"step {step} is negative; steps are counted from 0")
+        first, size = origin.sample + (step - origin.step) * self.batch_size, self.batch_size
+        if step < origin.step:
+            if origin.sample != origin.step * origin.batch_size:
+                raise ValueError(
+                    f"step {step} lies before step {origin.step}, at which this run was resumed, and "
+                    f"batch_size had changed before; only later steps are known"
+                )
+            first, size = step * origin.batch_size, origin.batch_size
+        if self._end is not None and first >= self._end:
+            raise ValueError(f"step {step} is past the end of {self.plan}")
+        return np.arange(first, first + size, dtype=np.int64)
+
+    def _state(self) -> LoaderState:
+        name = getattr(self.plan, "sequence_name", self.plan.__repr__)()
+        data = self.tokens.fingerprint()
+        return LoaderState(self._step, self._sample, self.batch_size, self.seq_len, name, data)
+
+    def _seek(self, origin: _Origin) -> None:
+        self._stop_prefetching()
+        self._origin = origin
+        self._step, self._sample = origin.step, origin.sample
+        self._finished = False
+
+    def _take(self) -> Block:
+        if self._prefetcher is None:
+            blocks = produce(
+                self.tokens,
+                plan_steps(
+                    self.plan,
+                    len(self.tokens),
+                    self.seq_len,
+                    self.batch_size,
+                    self._sample,
+                    self._end,
+                ),
+                self.seq_len + 1,
+                self.sharding,
+                self._counters,
+            )
+            self._prefetcher = Prefetcher(blocks, self.prefetch)
+            self._finalizer = weakref.finalize(self, self._prefetcher.stop, wait=False)
+            self._finalizer.atexit = False  # the prefetcher sees to that itself
+        block = self._prefetcher.take()
+        if block.sample != self._sample:  # Ctrl-C fell between a block's taking and its counting
+            self._stop_prefetching()
+            return self._take()
+        return block
+
+    def _stop_prefetching(self) -> None:
+        if self._prefetcher is not None:
+            self._finalizer.detach()
+            self._prefetcher.stop()
+            self._prefetcher = None
+
+
+class _Origin(NamedTuple):
+    """Where the numbering of steps begins: a fresh run, or the state it was resumed from."""
+
+    step: int
+    sample: int
+    batch_size: int  # of the steps before it
+
+
+# Cached, so that a loader made anew for every evaluation does not compile anew.
+@functools.lru_cache(maxsize=64)
+def _jitted(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Callable[..., Any]:
+    if not hides_targets:
+        return jax.jit(transform)
+
+    @functools.wraps(transform)
+    def transform_and_hide(block: jax.Array, new_targets: jax.Array) -> Any:
+        batch = transform(block)
+        if isinstance(batch, Batch):
+            return hide_seen_targets(batch, new_targets)
+        warnings.warn(
+            f"{transform} returns {type(batch).__name__} and not a Batch, so the targets that the plan "
+            f"repeats to keep shapes static are not hidden in it",
+            stacklevel=2,
+        )
+        return batch
+
+    return jax.jit(transform_and_hide)
+
+
+def _positive(name: str, value: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} is {value!r} of type {type(value).__name__}; needed is an integer of 1 or more"
+        ) from None
+    if number < 1:
+        raise ValueError(f"{name}={number}; needed is 1 or more")
+    return number
