@@ -1,0 +1,1 @@
+"""Benchmarks: programs that each answer one question and write benchmarks/results/NAME.json."""

@@ -1,0 +1,33 @@
+"""The command line: python -m benchmarks NAME [options]."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks import memory, report, warm
+
+PROGRAMS = {"warm": warm, "memory": memory, "report": report}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="program", required=True)
+    for name, module in PROGRAMS.items():
+        summary = module.__doc__.splitlines()[0]
+        command = commands.add_parser(name, help=summary, description=module.__doc__)
+        module.add_arguments(command)
+    everything = commands.add_parser("all", help="Every program that measures, with its defaults.")
+    everything.set_defaults(program="all")
+    options = parser.parse_args(arguments)
+    if options.program == "all":
+        for name in PROGRAMS:
+            if name != "report":
+                main([name])
+    else:
+        PROGRAMS[options.program].run(options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

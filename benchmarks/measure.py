@@ -1,0 +1,109 @@
+"""Measuring side by side: contestants take turns within each round, and rounds are compared.
+
+Machines are shared and noisy, so what is reported of two contestants is the median over rounds of
+their ratio within a round, and never a ratio of times from different minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def alternate(
+    contestants: Mapping[str, Callable[[], Iterator[Any]]],
+    *,
+    rounds: int,
+    seconds: float,
+) -> dict[str, list[float]]:
+    """Finished batches per second of each contestant in each round.
+
+    A batch is finished when its arrays are ready on the device. Every contestant is made once, and
+    takes batches for `seconds` in each round after a few that do not count; the order rotates.
+    """
+    streams = {name: make() for name, make in contestants.items()}
+    rates: dict[str, list[float]] = {name: [] for name in streams}
+    names = list(streams)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            stream = streams[name]
+            for _ in range(5):
+                jax.block_until_ready(next(stream))
+            batches, began = 0, time.perf_counter()
+            while (elapsed := time.perf_counter() - began) < seconds:
+                jax.block_until_ready(next(stream))
+                batches += 1
+            rates[name].append(batches / elapsed)
+    return rates
+
+
+def median_ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median over rounds of ours / theirs."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers depend on: hardware, system, versions, commit."""
+    return {
+        "device": str(jax.devices()[0].device_kind),
+        "platform": jax.devices()[0].platform,
+        "num_devices": jax.device_count(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("jax", "jaxlib", "numpy")},
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def write_result(name: str, result: dict[str, Any]) -> Path:
+    """Writes benchmarks/results/NAME.json, whole or not at all."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    temporary = path.with_suffix(".json.tmp")
+    temporary.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n")
+    temporary.replace(path)
+    print(f"wrote {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    return path
+
+
+def say(text: str) -> None:
+    """A line of progress, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?"
+    )
+
+
+def _commit() -> str:
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+    return described.stdout.strip() or "unknown"
