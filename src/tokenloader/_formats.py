@@ -34,6 +34,10 @@ _SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+class _NotSafetensorsError(ValueError):
+    """The bytes are not what the header format demands."""
+
+
 @dataclass(frozen=True)
 class Extent:
     """Tokens that lie end to end in one file.
@@ -90,7 +94,12 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
         if head.startswith(_NPY_MAGIC):
             extent = _locate_npy(path, file, size_bytes)
         elif _looks_like_safetensors(path, head, size_bytes):
-            extent = _locate_safetensors(path, file, size_bytes, key)
+            try:
+                extent = _locate_safetensors(path, file, size_bytes, key)
+            except _NotSafetensorsError:
+                if header_dtype is None or path.suffix == ".safetensors":
+                    raise
+                return _locate_headerless(path, size_bytes, header_dtype)
         elif header_dtype is None:
             _unknown_format(path, head)
         else:
@@ -179,7 +188,7 @@ def _locate_safetensors(path: Path, file: BinaryIO, size_bytes: int, key: str) -
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes), object_pairs_hook=_dict_of_unique_keys)
     except (SafetensorError, ValueError) as error:
-        raise ValueError(
+        raise _NotSafetensorsError(
             f"{path}: not a valid safetensors file of {size_bytes:,} bytes ({error}); "
             f"is the download complete? Fetch or write it again"
         ) from error

@@ -42,6 +42,7 @@ class Pieces:
         # Byte position, from the lowest address, of token i in piece p: i * itemsize + shift[p].
         begins = np.array([0, *self.ends[:-1]], np.int64)
         self._shift_bytes = addresses - addresses[lowest] - begins * self.dtype.itemsize
+        self._addresses = addresses
         self._ends = np.array(self.ends, np.int64)
         self._records: tuple[int, NDArray[np.void]] | None = None
 
@@ -53,6 +54,19 @@ class Pieces:
             end = min(start + length, self.ends[piece])
             yield piece, start - before, end - before
             start, length, piece = end, length - (end - start), piece + 1
+
+    def addresses(
+        self, starts: NDArray[np.int64], length: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Where windows lie in memory: [begins, ends), uint64, more than n where pieces end within."""
+        size = self.dtype.itemsize
+        if len(self._arrays) > 1:
+            parts = [part for start in starts.tolist() for part in self.parts(start, length)]
+            piece, begin, end = np.array(parts, np.int64).reshape(-1, 3).T
+            first = self._addresses[piece]
+            return (first + begin * size).astype(np.uint64), (first + end * size).astype(np.uint64)
+        begins = (self._addresses[0] + starts * size).astype(np.uint64)
+        return begins, begins + np.uint64(length * size)
 
     def copy(self, start: int, out: NDArray[Any]) -> None:
         """Fills out, [n], with tokens [start, start + n)."""

@@ -56,7 +56,12 @@ def download(address: str) -> Path:
         hf_hub_url,
         try_to_load_from_cache,
     )
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     cached = try_to_load_from_cache(repository, file, revision=revision, repo_type="dataset")
     try:
@@ -83,8 +88,8 @@ def download(address: str) -> Path:
                 etag_timeout=_UNREACHABLE_AFTER_SECONDS,
             )
         )
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
         raise FileNotFoundError(
-            f"{address}: the Hub has no such dataset or file, or it is private and needs a token "
-            f'("hf auth login"): {str(error).strip()}'
+            f"{address}: the Hub has no such dataset or file at this revision, or it is private and "
+            f'needs a token ("hf auth login"): {str(error).strip()}'
         ) from error

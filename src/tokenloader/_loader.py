@@ -105,9 +105,9 @@ class TokenLoader:
             raise TypeError(
                 f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
             )
-        if not callable(getattr(plan, "starts", None)):
+        if isinstance(plan, type) or not callable(getattr(plan, "starts", None)):
             raise TypeError(
-                f"plan is {plan!r}, which has no starts method; needed is an instance of a plan, for "
+                f"plan is {plan!r}; needed is an instance of a plan, with a starts method, for "
                 f"example ShuffledEpochs(seed=0)"
             )
         if transform is not None and not callable(transform):
@@ -146,7 +146,9 @@ class TokenLoader:
         """
         if self._closed:
             raise ValueError("this TokenLoader was closed; make another, and set_state() to go on")
-        if self._finished:
+        if self._end is not None and self._sample >= self._end:
+            self._finished = True
+            self._stop_prefetching()
             raise StopIteration
         try:
             with TraceAnnotation("tokenloader.wait"):
@@ -160,13 +162,9 @@ class TokenLoader:
                     batch = self._make_batch(block.tokens)
                 else:
                     batch = self._make_batch(block.tokens, block.new_targets)
-        except StopIteration:
-            self._finished = True
-            self._stop_prefetching()
-            raise
         except BaseException:
-            # Also Ctrl-C: the blocks made so far no longer begin at the position. Make them anew.
-            self._stop_prefetching()
+            # Also Ctrl-C: the blocks made so far may no longer begin at the position. Make them anew.
+            self._stop_prefetching(wait=False)
             raise
         self._step, self._sample = self._step + 1, self._sample + self.batch_size
         self._counters.batches += 1
@@ -260,7 +258,6 @@ class TokenLoader:
         step, origin = operator.index(step), self._origin
         if step < 0:
             raise ValueError(f"step {step} is negative; steps are counted from 0")
-        first, size = origin.sample + (step - origin.step) * self.batch_size, self.batch_size
         if step < origin.step:
             if origin.sample != origin.step * origin.batch_size:
                 raise ValueError(
@@ -268,8 +265,10 @@ class TokenLoader:
                     f"batch_size had changed before; only later steps are known"
                 )
             first, size = step * origin.batch_size, origin.batch_size
-        if self._end is not None and first >= self._end:
-            raise ValueError(f"step {step} is past the end of {self.plan}")
+        else:
+            first, size = origin.sample + (step - origin.step) * self.batch_size, self.batch_size
+            if self._end is not None and first >= self._end:
+                raise ValueError(f"step {step} is past the end of {self.plan}")
         return np.arange(first, first + size, dtype=np.int64)
 
     def _state(self) -> LoaderState:
@@ -302,17 +301,22 @@ class TokenLoader:
             self._prefetcher = Prefetcher(blocks, self.prefetch)
             self._finalizer = weakref.finalize(self, self._prefetcher.stop, wait=False)
             self._finalizer.atexit = False  # the prefetcher sees to that itself
-        block = self._prefetcher.take()
-        if block.sample != self._sample:  # Ctrl-C fell between a block's taking and its counting
-            self._stop_prefetching()
-            return self._take()
-        return block
+        try:
+            block = self._prefetcher.take()
+            if block.sample == self._sample:
+                return block
+        except StopIteration:
+            pass
+        # Ctrl-C fell between a block's taking and its counting: begin again where the count stands.
+        self._stop_prefetching()
+        return self._take()
 
-    def _stop_prefetching(self) -> None:
-        if self._prefetcher is not None:
+    def _stop_prefetching(self, *, wait: bool = True) -> None:
+        # Let go of first: Ctrl-C during the wait must not leave a prefetcher that has ended.
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is not None:
             self._finalizer.detach()
-            self._prefetcher.stop()
-            self._prefetcher = None
+            prefetcher.stop(wait=wait)
 
 
 class _Origin(NamedTuple):

@@ -91,7 +91,7 @@ class ShuffledEpochs:
     Example:
         >>> plan = ShuffledEpochs(seed=0)
         >>> sorted(plan.starts(range(9), num_tokens=100, seq_len=10).tolist())
-        [1, 11, 21, 31, 41, 51, 61, 71, 81]
+        [0, 10, 20, 30, 40, 50, 60, 70, 80]
     """
 
     seed: int
@@ -121,10 +121,12 @@ class ShuffledEpochs:
         n = self.windows_per_epoch(num_tokens=num_tokens, seq_len=seq_len)
         epoch = index // np.uint64(n)
         epochs, which = np.unique(epoch, return_inverse=True)
-        if self.num_epochs is not None and epochs.size and epochs[-1] >= self.num_epochs:
+        if self.num_epochs is not None and (epochs >= self.num_epochs).any():
             raise ValueError(
                 f"sample {int(index.max())} is past the end: {self.num_epochs} epochs of {n} windows"
             )
+        if not epochs.size:
+            return np.empty(0, np.int64)
         # NUM_ROUNDS words of key and one for the phase, two to a block.
         blocks = np.arange(NUM_ROUNDS // 2 + 1, dtype=np.uint64)[:, None]
         words = np.stack(random_bits(self.seed, _EPOCHS, epochs, blocks), axis=1)
@@ -203,7 +205,11 @@ def _check_seed(plan: RandomWindows | ShuffledEpochs) -> None:
 
 def _checked(samples: ArrayLike, num_tokens: int, seq_len: int) -> NDArray[np.uint64]:
     check_one_window_fits(num_tokens, seq_len)
-    index = np.asarray(samples, np.int64)
-    if index.size and index.min() < 0:
+    index = np.asarray(samples)
+    if not index.size:
+        return np.empty(0, np.uint64)
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"samples are of dtype {index.dtype}; needed are integers")
+    if index.min() < 0:
         raise ValueError(f"sample {index.min()} is negative; samples are counted from 0")
     return index.astype(np.uint64)

@@ -5,13 +5,14 @@ thread takes a permit before it makes an item; taking an item gives the permit b
 `depth` items wait, none is held besides, and neither side polls.
 
 The thread holds the queues and the iterator and no reference to whoever takes the items, so that
-an abandoned taker can be collected; it must then call stop().
+an abandoned taker can be collected; its finalizer calls stop(wait=False).
 """
 
 from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -19,8 +20,24 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# A disk that hangs must not keep close() or the interpreter's exit; the thread is a daemon.
+# A disk that hangs must not keep close() or the interpreter's exit; the threads are daemons.
 _JOIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Tells a thread to end, from any thread and any time, garbage collection included."""
+
+    stopping: threading.Event
+    permits: SimpleQueue[None]
+
+    def __call__(self) -> None:
+        self.stopping.set()
+        self.permits.put(None)
+
+
+# The threads that may still be at work, and how to end each.
+_running: dict[threading.Thread, _Stop] = {}
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,7 @@ class Prefetcher(Generic[T]):
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(depth):
             self._permits.put(None)
+        self._ended = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=_run,
@@ -50,29 +68,34 @@ class Prefetcher(Generic[T]):
             name="tokenloader",
             daemon=True,
         )
+        # Last registered is first run: before jax closes its backends, lest a thread be inside them.
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)
+        _running[self._thread] = self._stop = _Stop(self._stopping, self._permits)
         self._thread.start()
-        # Before jax closes its backends at exit (last registered, first run), lest the thread use them.
-        atexit.register(self.stop)
 
     def take(self) -> T:
         """The next item; waits for it. Ctrl-C interrupts the wait.
 
         Raises:
-            StopIteration: there are no more.
+            StopIteration: there are no more, or an error was raised before.
             BaseException: what making the item raised, with its traceback.
         """
+        if self._ended:
+            raise StopIteration
         item = self._ready.get()
         if isinstance(item, _End):
-            self._ready.put(item)  # for the next call
-            raise item.error
+            self._ended = True
+            try:
+                raise item.error
+            finally:
+                del item  # the error holds this frame; without the cycle both are freed at once
         self._permits.put(None)
         return item
 
     def stop(self, *, wait: bool = True) -> None:
         """Ends the thread after the item it is making; what was not taken is dropped."""
-        atexit.unregister(self.stop)
-        self._stopping.set()
-        self._permits.put(None)
+        self._stop()
         if wait and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
@@ -91,3 +114,17 @@ def _run(
             ready.put(next(items))
     except BaseException as error:  # StopIteration among them: it is the taker's to see
         ready.put(_End(error))
+    finally:
+        _running.pop(threading.current_thread(), None)
+        # An error's traceback holds this frame: it must not hold the queue with the error in it.
+        del items, ready, permits, stopping
+
+
+def _end_all() -> None:
+    """At exit, also for the threads of takers long gone: a thread inside jax then would crash it."""
+    threads = list(_running.items())
+    for _, stop in threads:
+        stop()
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for thread, _ in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -60,14 +60,15 @@ def from_dict(state: Mapping[str, Any]) -> LoaderState:
     needed = LoaderState.__dataclass_fields__.keys()
     if fields.keys() != needed:
         raise ValueError(
-            f"state has the fields {sorted(fields)}; needed are {sorted(needed)}: "
+            f"state has the fields {sorted(map(str, fields))}; needed are {sorted(needed)}: "
             f"pass what get_state() returned, whole"
         )
-    for name in ("step", "sample", "batch_size", "seq_len"):
-        if not isinstance(fields[name], int) or fields[name] < 0:
-            raise ValueError(
-                f"state: {name} is {fields[name]!r}; needed is an integer of 0 or more"
-            )
+    for name, value in fields.items():
+        if name in ("plan", "data"):
+            if not isinstance(value, str):
+                raise ValueError(f"state: {name} is {value!r}; needed is a string")
+        elif not isinstance(value, int) or value < 0:
+            raise ValueError(f"state: {name} is {value!r}; needed is an integer of 0 or more")
     return LoaderState(**fields)
 
 

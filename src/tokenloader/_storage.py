@@ -7,7 +7,6 @@ writes to the bytes.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,33 +23,18 @@ _ADVICE_BYTES = (
 _PROGRESS_AFTER_SECONDS = 3.0
 
 
-class Mapping:
-    """A read-only memory map of one extent.
+def map_read_only(extent: Extent) -> NDArray[Any]:
+    """The tokens of an extent, [num_tokens], backed by the page cache.
 
-    Attributes:
-        tokens: [num_tokens], backed by the page cache: no RAM of the process's own, nothing read yet.
+    Takes no RAM of the process's own, and reads nothing yet.
     """
-
-    def __init__(self, extent: Extent) -> None:
-        self._extent = extent
-        self._file = open(extent.path, "rb", buffering=0)  # noqa: SIM115 (held for read-ahead)
-        mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        # Windows are far apart: without this a fault reads a whole read-ahead window (128 KiB to
-        # 8 MiB) to use 2 KiB of it. What is worth reading ahead, read_ahead() names.
-        if hasattr(mmap, "MADV_RANDOM"):
-            mapped.madvise(mmap.MADV_RANDOM)
-        self.tokens: NDArray[Any] = np.frombuffer(
-            mapped, extent.dtype, extent.num_tokens, extent.offset_bytes
-        )
-
-    def read_ahead(self, begin: int, end: int) -> None:
-        """Starts reading tokens [begin, end) into the page cache, and does not wait."""
-        if not hasattr(os, "posix_fadvise"):
-            return  # macOS, Windows: the fault itself reads
-        fd, size = self._file.fileno(), self._extent.dtype.itemsize
-        last = self._extent.offset_bytes + end * size
-        for at in range(self._extent.offset_bytes + begin * size, last, _ADVICE_BYTES):
-            os.posix_fadvise(fd, at, min(_ADVICE_BYTES, last - at), os.POSIX_FADV_WILLNEED)
+    with open(extent.path, "rb", buffering=0) as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    # Windows are far apart: without this a fault reads a whole read-ahead window (128 KiB to 8 MiB)
+    # to use 2 KiB of it. What is worth reading ahead is named to the kernel with start_reading.
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(mapped, extent.dtype, extent.num_tokens, extent.offset_bytes)
 
 
 def read_into_ram(extents: Sequence[Extent]) -> NDArray[Any]:

@@ -18,10 +18,11 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from tokenloader._advice import page_ranges, start_reading
 from tokenloader._formats import locate, token_dtype
 from tokenloader._gather import Pieces
 from tokenloader._hub import download, is_hub_address
-from tokenloader._storage import Mapping, read_into_ram
+from tokenloader._storage import map_read_only, read_into_ram
 
 Residency = Literal["mmap", "ram"]
 Source = str | os.PathLike[str]
@@ -83,9 +84,7 @@ def open_tokens(
     name = str(extents[0].path) + (f" and {len(extents) - 1} more" if len(extents) > 1 else "")
     if residency == "ram":
         return TokenArray([read_into_ram(extents)], name=name, residency="ram")
-    mappings = [Mapping(extent) for extent in extents]
-    pieces = [mapping.tokens for mapping in mappings]
-    return TokenArray(pieces, name=name, residency="mmap", mappings=mappings)
+    return TokenArray([map_read_only(extent) for extent in extents], name=name, residency="mmap")
 
 
 class TokenArray:
@@ -103,7 +102,6 @@ class TokenArray:
         *,
         name: str,
         residency: Residency,
-        mappings: Sequence[Mapping] = (),  # of the arrays, where they are mapped
     ) -> None:
         pieces = Pieces(arrays)
         self.dtype: np.dtype[Any] = pieces.dtype
@@ -112,7 +110,6 @@ class TokenArray:
         self.nbytes: int = self._num_tokens * self.dtype.itemsize
         self._name = name
         self._pieces: Pieces | None = pieces
-        self._mappings = mappings
         self._fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -177,12 +174,9 @@ class TokenArray:
             length: tokens in a window, 1 or more.
         """
         pieces = self._open_pieces()
-        mappings = self._mappings
-        if not mappings:
-            return
-        for start in self._checked_windows(starts, length).tolist():
-            for piece, begin, end in pieces.parts(start, length):
-                mappings[piece].read_ahead(begin, end)
+        if self.residency == "mmap":
+            starts = self._checked_windows(starts, length)
+            start_reading(page_ranges(*pieces.addresses(starts, length)))
 
     def fingerprint(self) -> str:
         """A name for the contents: "DTYPE:NUM_TOKENS:HASH", equal for equal tokens.
@@ -201,7 +195,7 @@ class TokenArray:
 
     def close(self) -> None:
         """Lets go of the bytes. What another thread is gathering meanwhile still completes."""
-        self._pieces, self._mappings = None, ()
+        self._pieces = None
 
     def __enter__(self) -> Self:
         self._open_pieces()
