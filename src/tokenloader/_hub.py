@@ -69,8 +69,13 @@ def download(address: str) -> Path:
             # One request of our own, because hf_hub_download tries an unreachable Hub for 23 s.
             url = hf_hub_url(repository, file, revision=revision, repo_type="dataset")
             get_hf_file_metadata(url, timeout=_UNREACHABLE_AFTER_SECONDS)
-    except HfHubHTTPError:
-        pass  # the Hub answered; hf_hub_download tells what is wrong, or tries again
+    except HfHubHTTPError as error:
+        # The Hub answered. What it has not, or will not show, hf_hub_download tells best.
+        if error.response.status_code >= 500:
+            raise ConnectionError(
+                f"{address}: the Hub cannot serve it now ({error}) and the file is not in the local "
+                f"cache; try again later"
+            ) from error
     except Exception as error:
         raise ConnectionError(
             f"{address}: the Hub cannot be reached ({type(error).__name__}: {error}) and the file is not "

@@ -6,6 +6,7 @@ writes to the bytes.
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -28,8 +29,18 @@ def map_read_only(extent: Extent) -> NDArray[Any]:
 
     Takes no RAM of the process's own, and reads nothing yet.
     """
-    with open(extent.path, "rb", buffering=0) as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        with open(extent.path, "rb", buffering=0) as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise OSError(
+            errno.EMFILE,
+            "too many open files, and each mapped file counts as one: raise the limit (ulimit -n), or "
+            "join the files into fewer",
+            str(extent.path),
+        ) from None
     # Windows are far apart: without this a fault reads a whole read-ahead window (128 KiB to 8 MiB)
     # to use 2 KiB of it. What is worth reading ahead is named to the kernel with start_reading.
     if hasattr(mmap, "MADV_RANDOM"):

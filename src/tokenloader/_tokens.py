@@ -215,7 +215,9 @@ class TokenArray:
         ahead = start
         for at in range(start, stop, _COPY_TOKENS):
             while ahead < min(at + 2 * _COPY_TOKENS, stop):
-                self.will_need([ahead], min(_COPY_TOKENS, stop - ahead))
+                if self.residency == "mmap":
+                    one, length = np.array([ahead]), min(_COPY_TOKENS, stop - ahead)
+                    start_reading(page_ranges(*pieces.addresses(one, length)))
                 ahead += _COPY_TOKENS
             pieces.copy(at, out[at - start : at - start + _COPY_TOKENS])
         return out

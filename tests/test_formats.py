@@ -1,0 +1,488 @@
+"""Finding the tokens in files of each format: golden bytes, and every way a file can be wrong.
+
+Good files are made by the format's own writer, or by hand from its specification.
+"""
+
+import io
+import json
+import os
+import re
+import struct
+
+import numpy as np
+import pytest
+from safetensors.numpy import save, save_file
+
+from tokenloader import open_tokens
+from tokenloader._formats import TOKEN_DTYPES, Extent, locate, token_dtype
+
+DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
+SAFETENSORS_NAMES = {
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "int32": "I32",
+    "int64": "I64",
+}
+TOKENS = np.array([5, 0, 65_535, 50_256, 7], np.uint16)
+
+
+def safetensors_bytes(header, data, header_bytes=None):
+    """By the specification. header: a str, or what json writes, without the padding of the library."""
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    length = len(text) if header_bytes is None else header_bytes
+    return struct.pack("<Q", length) + text + bytes(data)
+
+
+def u16_header(name="tokens", count=5):
+    return {name: {"dtype": "U16", "shape": [count], "data_offsets": [0, 2 * count]}}
+
+
+def npy_bytes(array, version=None):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=version)
+    return file.getvalue()
+
+
+def tokens_at(extent):
+    data = extent.path.read_bytes()[extent.offset_bytes : extent.offset_bytes + extent.nbytes]
+    return np.frombuffer(data, extent.dtype)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes bytes to a file of a name, and returns its path."""
+
+    def write(name, data):
+        path = tmp_path / name
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+def fails(path, *named, error=ValueError, key="tokens", dtype=None):
+    """locate and open_tokens fail with a message that has the path and everything named."""
+    for opening in (locate, open_tokens):
+        with pytest.raises(error) as raised:
+            opening(path, key=key, dtype=dtype)
+        for part in (str(path), *named):
+            assert part in str(raised.value)
+
+
+# safetensors
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_safetensors_file_of_the_real_library(tmp_path, dtype):
+    path = tmp_path / "train.safetensors"
+    tokens = np.arange(200, 255).astype(dtype)
+    save_file({"tokens": tokens}, path)
+    extent = locate(path, key="tokens", dtype=None)
+    assert extent == Extent(path, path.stat().st_size - tokens.nbytes, np.dtype(dtype), 55)
+    np.testing.assert_array_equal(tokens_at(extent), tokens)
+
+
+def test_a_tensor_among_others_and_metadata(tmp_path):
+    path = tmp_path / "several.safetensors"
+    tensors = {
+        "first": np.arange(3, dtype=np.uint8),
+        "tokens": TOKENS,
+        "weights": np.ones((2, 3), np.float32),
+        "last": np.arange(9, dtype=np.int64),
+    }
+    save_file(tensors, path, metadata={"tokens": "a name that is also a tensor's", "end": "50256"})
+    for key in ("first", "tokens", "last"):
+        extent = locate(path, key=key, dtype=None)
+        assert extent.dtype == tensors[key].dtype
+        np.testing.assert_array_equal(tokens_at(extent), tensors[key])
+
+
+@pytest.mark.parametrize("padding", range(9))
+def test_safetensors_data_may_start_at_any_offset(file, padding):
+    path = file(
+        "t.safetensors", safetensors_bytes(json.dumps(u16_header()) + " " * padding, TOKENS)
+    )
+    extent = locate(path, key="tokens", dtype=None)
+    assert extent.offset_bytes == 8 + len(json.dumps(u16_header())) + padding
+    np.testing.assert_array_equal(tokens_at(extent), TOKENS)
+    np.testing.assert_array_equal(open_tokens(path)[:], TOKENS)
+
+
+def test_safetensors_data_may_be_misaligned_by_a_tensor_before_it(file):
+    header = {
+        "odd": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "tokens": {"dtype": "U16", "shape": [5], "data_offsets": [3, 13]},
+    }
+    path = file("t.safetensors", safetensors_bytes(header, b"abc" + TOKENS.tobytes()))
+    np.testing.assert_array_equal(open_tokens(path)[:], TOKENS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_safetensors_file_is_known_by_its_bytes_whatever_its_name(file, dtype):
+    tokens = np.arange(5).astype(dtype)
+    for name in ("tokens.bin", "tokens", "3f2a9c"):
+        extent = locate(file(name, save({"tokens": tokens})), key="tokens", dtype=None)
+        np.testing.assert_array_equal(tokens_at(extent), tokens)
+
+
+def test_a_missing_key_is_answered_with_the_keys_there_are(tmp_path):
+    path = tmp_path / "t.safetensors"
+    save_file({"train": TOKENS, "weights": np.ones((2, 3), np.float32)}, path, metadata={"a": "b"})
+    fails(path, "no tensor 'tokens'", "train (U16[5])", "weights (F32[2, 3])", "Pass key=")
+    fails(path, "no tensor 'ids'", key="ids")
+    with pytest.raises(ValueError, match="no tensor") as raised:
+        locate(path, key="tokens", dtype=None)
+    assert "__metadata__" not in str(raised.value)
+
+
+def test_metadata_is_no_tensor(tmp_path):
+    path = tmp_path / "t.safetensors"
+    save_file({"train": TOKENS}, path, metadata={"a": "b"})
+    fails(path, "no tensor '__metadata__'", key="__metadata__")
+
+
+def test_a_safetensors_file_without_tensors_says_so(file):
+    fails(
+        file("t.safetensors", safetensors_bytes({}, b"")), "no tensor 'tokens'", "there are: none"
+    )
+
+
+def test_duplicate_keys_are_refused_and_named(file):
+    # The library takes one of the two and does not say which.
+    entry = '"tokens": {"dtype": "%s", "shape": [%d], "data_offsets": [0, 10]}'
+    path = file(
+        "t.safetensors",
+        safetensors_bytes(f"{{{entry % ('U8', 10)}, {entry % ('U16', 5)}}}", TOKENS),
+    )
+    fails(path, f"not a valid safetensors file of {path.stat().st_size} bytes")
+    fails(path, "the header has 'tokens' more than once")
+
+
+def test_duplicate_keys_of_different_data_are_refused(file):
+    entry = '"tokens": {"dtype": "U16", "shape": [%d], "data_offsets": [%d, %d]}'
+    header = f"{{{entry % (2, 0, 4)}, {entry % (3, 4, 10)}}}"
+    fails(file("t.safetensors", safetensors_bytes(header, TOKENS)), "tokens")
+
+
+def test_duplicate_keys_within_a_tensor_are_refused_and_named(file):
+    header = '{"tokens": {"dtype": "U16", "shape": [5], "data_offsets": [0, 10], "data_offsets": [0, 10]}}'
+    fails(file("t.safetensors", safetensors_bytes(header, TOKENS)), "data_offsets")
+
+
+GOOD = safetensors_bytes(u16_header(), TOKENS.tobytes())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(GOOD[:5], id="shorter than the header length"),
+        pytest.param(GOOD[:8], id="nothing but the header length"),
+        pytest.param(GOOD[:30], id="truncated in the header"),
+        pytest.param(GOOD[:-10], id="truncated to the header"),
+        pytest.param(GOOD[:-1], id="data too short"),
+        pytest.param(GOOD + b"\0", id="a trailing byte"),
+        pytest.param(
+            safetensors_bytes(u16_header(), TOKENS, header_bytes=10**6), id="header past the file"
+        ),
+        pytest.param(
+            safetensors_bytes(u16_header(), TOKENS, header_bytes=2**63), id="header of 2**63 bytes"
+        ),
+        pytest.param(safetensors_bytes("{not json}", TOKENS), id="garbage in the header"),
+        pytest.param(safetensors_bytes("[1, 2, 3]", TOKENS), id="a header that is a list"),
+        pytest.param(safetensors_bytes('{"\xff": 1}', TOKENS), id="a header of something else"),
+        pytest.param(safetensors_bytes(u16_header(count=4), TOKENS), id="a hole at the end"),
+        pytest.param(
+            safetensors_bytes(
+                {"tokens": {"dtype": "U16", "shape": [4], "data_offsets": [2, 10]}}, TOKENS
+            ),
+            id="a hole at the start",
+        ),
+        pytest.param(
+            safetensors_bytes(
+                {"tokens": {"dtype": "U16", "shape": [6], "data_offsets": [0, 10]}}, TOKENS
+            ),
+            id="a shape of another size",
+        ),
+        pytest.param(b"\0" * 100, id="zeros, as a download that was set up and not made"),
+        pytest.param(b"<!DOCTYPE html><html>404</html>", id="an error page"),
+    ],
+)
+def test_a_damaged_safetensors_file_is_refused_with_its_size(file, data):
+    path = file("t.safetensors", data)
+    fails(path, f"not a valid safetensors file of {len(data)} bytes", "is the download complete?")
+
+
+def test_the_size_of_a_damaged_file_is_the_whole_files(file):
+    fails(file("t.safetensors", GOOD + bytes(12_345)), f"of {len(GOOD) + 12_345:,} bytes")
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (1, 5), (2, 3, 4), ()])
+def test_a_tensor_that_is_not_flat_is_refused_with_its_shape(tmp_path, shape):
+    path = tmp_path / "t.safetensors"
+    save_file({"tokens": np.zeros(shape, np.uint16)}, path)
+    fails(path, f"tensor 'tokens' has shape {shape}", "reshape(-1)")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("float32", "F32"),
+        ("float16", "F16"),
+        ("bool", "BOOL"),
+        ("int8", "I8"),
+        ("int16", "I16"),
+        ("uint64", "U64"),
+    ],
+)
+def test_a_tensor_of_another_dtype_is_refused_with_its_dtype(tmp_path, dtype, name):
+    path = tmp_path / "t.safetensors"
+    save_file({"tokens": np.zeros(4, dtype)}, path)
+    fails(path, f"tensor 'tokens' is of dtype {name},", "U8, U16, U32, I32, I64", "Is key= right?")
+
+
+def test_a_tensor_without_tokens_is_refused(tmp_path):
+    path = tmp_path / "t.safetensors"
+    save_file({"tokens": np.zeros(0, np.uint16)}, path)
+    fails(path, "tensor 'tokens' has no tokens")
+
+
+# .npy
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_an_npy_file_of_each_version(file, version, dtype):
+    tokens = np.arange(200, 255).astype(dtype)
+    path = file("tokens.npy", npy_bytes(tokens, version))
+    extent = locate(path, key="tokens", dtype=None)
+    assert extent == Extent(path, path.stat().st_size - tokens.nbytes, np.dtype(dtype), 55)
+    np.testing.assert_array_equal(tokens_at(extent), tokens)
+
+
+def test_an_npy_file_by_hand(file):
+    header = b"{'descr': '<u2', 'fortran_order': False, 'shape': (5,), }\n"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + TOKENS.tobytes()
+    extent = locate(file("tokens.npy", data), key="tokens", dtype=None)
+    assert extent.offset_bytes == 10 + len(header)
+    np.testing.assert_array_equal(tokens_at(extent), TOKENS)
+
+
+def test_an_npy_file_is_known_by_its_bytes_whatever_its_name(file):
+    extent = locate(file("tokens.bin", npy_bytes(TOKENS)), key="tokens", dtype=None)
+    np.testing.assert_array_equal(tokens_at(extent), TOKENS)
+
+
+def test_the_fortran_flag_says_nothing_of_a_flat_array(file):
+    data = npy_bytes(TOKENS).replace(b"'fortran_order': False", b"'fortran_order': True ")
+    assert np.load(io.BytesIO(data)).tolist() == TOKENS.tolist()
+    np.testing.assert_array_equal(open_tokens(file("tokens.npy", data))[:], TOKENS)
+
+
+@pytest.mark.parametrize("dtype", [">u2", ">u4", ">i4", ">i8"])
+def test_a_big_endian_npy_file_is_refused_and_called_that(file, dtype):
+    name = np.dtype(dtype).name
+    fails(
+        file("t.npy", npy_bytes(np.arange(4).astype(dtype))),
+        f"the array is of dtype {name} in big-endian byte order",
+        ".astype(...)",
+    )
+
+
+def test_an_npy_file_that_is_not_flat_is_refused_with_its_shape(file):
+    for array in (np.zeros((2, 3), np.uint16), np.asfortranarray(np.zeros((2, 3), np.uint16))):
+        fails(file("t.npy", npy_bytes(array)), "the array has shape (2, 3)", "reshape(-1)")
+    fails(file("t.npy", npy_bytes(np.array(3, np.uint16))), "the array has shape ()")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bool", "int8", "int16", "uint64", "U3"])
+def test_an_npy_file_of_another_dtype_is_refused_with_its_dtype(file, dtype):
+    array = np.zeros(4, dtype)
+    fails(
+        file("t.npy", npy_bytes(array)),
+        f"the array is of dtype {array.dtype.name} cannot hold token ids",
+        "uint8, uint16, uint32, int32, int64",
+    )
+
+
+def test_an_npy_file_of_objects_is_refused_and_not_unpickled(file):
+    data = io.BytesIO()
+    np.save(data, np.array([1, "a", None], object), allow_pickle=True)
+    fails(file("t.npy", data.getvalue()), "the array is of dtype object cannot hold token ids")
+
+
+def test_an_npy_file_without_tokens_is_refused(file):
+    fails(file("t.npy", npy_bytes(np.zeros(0, np.uint16))), "the array has no tokens")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 9_999, 10_000])
+def test_a_truncated_npy_file_is_refused_with_both_sizes(file, cut):
+    data = npy_bytes(np.zeros(5000, np.uint16))
+    path = file("t.npy", data[:-cut])
+    fails(path, "promises 10,000 bytes of tokens", f"the file has {10_000 - cut:,}")
+
+
+def test_an_npy_file_longer_than_its_header_says_is_refused_with_both_sizes(file):
+    path = file("t.npy", npy_bytes(TOKENS) + b"\0\0")
+    fails(path, "promises 10 bytes of tokens", "the file has 12")
+
+
+@pytest.mark.parametrize("size", [6, 7, 8, 9, 40, 127])
+def test_an_npy_file_truncated_in_its_header_is_refused(file, size):
+    data = npy_bytes(TOKENS)
+    assert len(data) == 128 + TOKENS.nbytes
+    fails(file("t.npy", data[:size]), "corrupt .npy header (")
+
+
+def test_a_corrupt_npy_header_is_refused(file):
+    data = npy_bytes(TOKENS)
+    fails(file("a.npy", data.replace(b"{'descr'", b"['descr'")), "corrupt .npy header (")
+    fails(file("b.npy", data.replace(b"'descr'", b"'dascr'")), "corrupt .npy header (")
+    fails(file("c.npy", data.replace(b"<u2", b"<x2")), "corrupt .npy header (")
+
+
+def test_an_npy_file_of_an_unknown_version_is_refused_with_its_version(file):
+    data = npy_bytes(TOKENS)
+    path = file("t.npy", data[:6] + b"\x09\x00" + data[8:])
+    fails(path, "corrupt .npy header (format version (9, 0); known are 1.0, 2.0 and 3.0)")
+
+
+# Headerless
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_headerless_file_of_each_dtype(file, dtype):
+    tokens = np.arange(200, 255).astype(dtype)
+    path = file("train.bin", tokens.tobytes())
+    for given in (dtype, np.dtype(dtype), getattr(np, dtype), tokens.dtype.str):
+        extent = locate(path, key="tokens", dtype=given)
+        assert extent == Extent(path, 0, np.dtype(dtype), 55)
+    np.testing.assert_array_equal(tokens_at(extent), tokens)
+
+
+def test_a_headerless_file_may_be_one_token(file):
+    assert len(open_tokens(file("train.bin", b"\x07"), dtype="uint8")) == 1
+    assert open_tokens(file("train.bin", b"\x07\x01"), dtype="uint16")[0] == 0x107
+
+
+def test_a_headerless_file_without_dtype_is_refused_with_its_first_bytes(file):
+    fails(
+        file("train.bin", TOKENS.tobytes()),
+        "begins with 05 00 00 00 ff ff 50 c4 07, which is neither",
+        'open_tokens(..., dtype="uint16")',
+    )
+    fails(file("short.bin", b"\x01\x02"), "begins with 01 02, which is neither")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "itemsize"), [("uint16", 2), ("uint32", 4), ("int32", 4), ("int64", 8)]
+)
+def test_a_headerless_file_of_odd_size_is_refused_with_its_size(file, dtype, itemsize):
+    fails(
+        file("train.bin", bytes(1001)),
+        f"1001 bytes is not a whole number of {dtype} tokens ({itemsize} bytes each)",
+        "is it truncated, or is dtype= wrong?",
+        dtype=dtype,
+    )
+
+
+def test_a_raw_file_named_npy_is_opened_with_dtype_and_explained_without(file):
+    # OLMo-core writes raw tokens to files of this name.
+    path = file("part-00.npy", TOKENS.tobytes())
+    np.testing.assert_array_equal(open_tokens(path, dtype="uint16")[:], TOKENS)
+    fails(path, f"begins with {TOKENS.tobytes()[:6]!r}", "then pass dtype=")
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        np.array([50, 123, 7, 8, 9, 10, 11, 12], np.int64),
+        np.array([40, 123 + 256 * 3, 7, 8, 9, 10, 11, 12], np.int64),
+        np.array([16, 0, 123, 5, 6, 7, 8, 9], np.uint32),
+        np.array([40, 0, 0, 0, 123] + 40 * [1], np.uint16),
+    ],
+    ids=["int64", "int64 again", "uint32", "uint16"],
+)
+def test_a_headerless_file_may_begin_like_a_safetensors_file(file, tokens):
+    # Of int64 files one in 256 does: the first token reads as a header length, and '{' is 123.
+    path = file("train.bin", tokens.tobytes())
+    np.testing.assert_array_equal(open_tokens(path, dtype=tokens.dtype)[:], tokens)
+
+
+@pytest.mark.parametrize("given", ["uint16", "uint32", np.int64])
+def test_dtype_is_refused_for_a_file_whose_header_tells_it(file, given):
+    for path in (
+        file("t.safetensors", save({"tokens": TOKENS})),
+        file("a.bin", save({"tokens": TOKENS})),
+        file("t.npy", npy_bytes(TOKENS)),
+    ):
+        fails(
+            path,
+            f"dtype={np.dtype(given).name} was given",
+            "the file has a header, which says uint16",
+            "leave it out",
+            dtype=given,
+        )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [
+        ("int8", "dtype=int8 cannot hold"),
+        ("int16", "dtype=int16 cannot hold"),
+        ("uint64", "dtype=uint64 cannot hold"),
+        (np.float32, "dtype=float32 cannot hold"),
+        (bool, "dtype=bool cannot hold"),
+        (">u2", "dtype=uint16 in big-endian byte order cannot hold"),
+        (object, "dtype=object cannot hold"),
+        ("nonsense", "dtype='nonsense' is not a dtype"),
+        (3, "dtype=3 is not a dtype"),
+    ],
+)
+def test_a_dtype_that_holds_no_tokens_is_refused_and_named(file, dtype, named):
+    path = file("train.bin", TOKENS.tobytes())
+    fails(path, named, "one of uint8, uint16, uint32, int32, int64", dtype=dtype)
+
+
+# Any file
+
+
+def test_an_empty_file_is_refused(file):
+    for name in ("t.bin", "t.npy", "t.safetensors"):
+        fails(file(name, b""), "the file is empty")
+        fails(file(name, b""), "the file is empty", dtype="uint16")
+
+
+def test_a_directory_is_refused(tmp_path):
+    fails(tmp_path, "is a directory; pass the token file in it", error=IsADirectoryError)
+
+
+def test_a_missing_file_is_refused_with_where_it_was_looked_for(tmp_path, monkeypatch):
+    fails(tmp_path / "gone.bin", "no such file", f"looked in {tmp_path}", error=FileNotFoundError)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=re.escape(f"(looked in {tmp_path / 'data'})")):
+        open_tokens("data/gone.safetensors")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_refused(file):
+    path = file("t.bin", TOKENS.tobytes())
+    path.chmod(0)
+    fails(path, error=PermissionError, dtype="uint16")
+
+
+def test_every_token_dtype_is_accepted_and_is_native():
+    assert tuple(dtype.name for dtype in TOKEN_DTYPES) == DTYPES
+    for name in DTYPES:
+        for form in (name, np.dtype(name), np.dtype(name).type, np.dtype(name).newbyteorder("<")):
+            assert token_dtype(form, "") == np.dtype(name)
+            assert token_dtype(form, "").isnative
+
+
+def test_the_message_about_a_dtype_begins_with_where_it_was_found():
+    with pytest.raises(ValueError, match=r"^the book: float64 cannot hold token ids"):
+        token_dtype(float, "the book: ")
+
+
+def test_an_extent_knows_its_bytes(tmp_path):
+    assert Extent(tmp_path, 9, np.dtype("uint32"), 2**33).nbytes == 2**35

@@ -1,0 +1,459 @@
+"""The plans: pure functions of the sample number that cover the tokens as they say."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import chdtrc  # jax depends on scipy
+
+from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs
+
+SEEDED = RandomWindows, ShuffledEpochs
+FINEWEB = {"num_tokens": 10_248_871_837, "seq_len": 1024}  # the data of DESIGN.md
+
+seeds = st.integers(0, 2**64 - 1)
+sizes = st.one_of(
+    st.integers(1, 40).flatmap(
+        lambda seq_len: st.tuples(st.integers(seq_len + 1, 60 * seq_len), st.just(seq_len))
+    ),
+    st.tuples(st.integers(10**9, 2**44), st.sampled_from([1, 1023, 1024, 8192])),
+).map(lambda pair: {"num_tokens": pair[0], "seq_len": pair[1]})
+small_sizes = (
+    st.integers(1, 40)
+    .flatmap(lambda seq_len: st.tuples(st.integers(seq_len + 1, 30 * seq_len), st.just(seq_len)))
+    .map(lambda pair: {"num_tokens": pair[0], "seq_len": pair[1]})
+)
+plans = st.one_of(
+    st.builds(RandomWindows, seed=seeds),
+    st.builds(ShuffledEpochs, seed=seeds),
+    st.just(SequentialWindows()),
+)
+
+
+def one_epoch(plan, epoch, **size):
+    n = plan.windows_per_epoch(**size)
+    return plan.starts(np.arange(epoch * n, (epoch + 1) * n), **size)
+
+
+def order(plan, epoch, **size):
+    """The epoch's windows in their order: 0 for the first of the file. Without the phase."""
+    starts = one_epoch(plan, epoch, **size)
+    return tuple((starts - starts.min()) // size["seq_len"])
+
+
+def assert_uniform(counts):
+    expected = counts.sum() / len(counts)
+    assert expected > 5  # where chi-square holds
+    # Fixed seeds: a truly uniform draw would fail once in 100,000.
+    assert chdtrc(len(counts) - 1, ((counts - expected) ** 2 / expected).sum()) > 1e-5, counts
+
+
+# Purity
+
+
+@settings(deadline=None)
+@given(plan=plans, size=sizes, data=st.data())
+def test_a_start_depends_on_the_plan_and_the_sample_number_alone(plan, size, data):
+    near = data.draw(st.integers(0, 10**13))
+    samples = data.draw(
+        st.lists(
+            st.one_of(st.integers(0, 200), st.integers(0, 10**13), st.integers(near, near + 50)),
+            min_size=1,
+            max_size=30,
+        )
+    )
+    together = plan.starts(samples, **size)
+    assert together.dtype == np.int64
+    assert together.shape == (len(samples),)
+    assert together.min() >= 0
+    assert together.max() + size["seq_len"] + 1 <= size["num_tokens"]
+    # One by one, in chunks, in another order, again, and from an equal plan.
+    assert together.tolist() == [int(plan.starts([i], **size)[0]) for i in samples]
+    cut = data.draw(st.integers(1, len(samples)))
+    chunks = [plan.starts(samples[at : at + cut], **size) for at in range(0, len(samples), cut)]
+    np.testing.assert_array_equal(np.concatenate(chunks), together)
+    reordered = data.draw(st.permutations(range(len(samples))))
+    shuffled = plan.starts(np.array(samples)[reordered], **size)
+    np.testing.assert_array_equal(shuffled, together[reordered])
+    np.testing.assert_array_equal(dataclasses.replace(plan).starts(samples, **size), together)
+
+
+@pytest.mark.parametrize(
+    "plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()]
+)
+def test_no_samples_have_no_starts(plan):
+    starts = plan.starts(np.array([], np.int64), num_tokens=1000, seq_len=10)
+    assert starts.dtype == np.int64
+    assert starts.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()]
+)
+def test_leaves_the_samples_as_they_were(plan):
+    samples = np.arange(500)
+    samples.flags.writeable = False
+    plan.starts(samples, num_tokens=1000, seq_len=10)
+    starts = plan.starts(samples.astype(np.int32), num_tokens=1000, seq_len=10)
+    np.testing.assert_array_equal(starts, plan.starts(samples, num_tokens=1000, seq_len=10))
+
+
+def test_the_starts_of_a_seed_stay_what_they_were():
+    # A saved run goes on with them. Whoever changes them breaks every run that is under way.
+    def samples_of(plan):
+        return plan.starts([0, 1, 2, 3, 10**7, 10**12], **FINEWEB).tolist()
+
+    assert samples_of(RandomWindows(seed=0)) == RANDOM_WINDOWS_OF_SEED_0
+    assert samples_of(ShuffledEpochs(seed=0)) == SHUFFLED_EPOCHS_OF_SEED_0
+
+
+RANDOM_WINDOWS_OF_SEED_0 = [528050379, 256629850, 5723642679, 5452624981, 4666916535, 5187183683]
+SHUFFLED_EPOCHS_OF_SEED_0 = [5243908900, 7879671588, 6768962340, 6265548580, 1775978276, 8371142647]
+
+
+@pytest.mark.parametrize("plan", SEEDED)
+def test_every_bit_of_the_seed_changes_the_windows(plan):
+    size = {"num_tokens": 1001, "seq_len": 1}
+    runs = [plan(seed=seed).starts(range(50), **size) for seed in (0, *(1 << i for i in range(64)))]
+    assert len({tuple(run) for run in runs}) == 65
+
+
+def test_different_plans_of_one_seed_draw_different_windows():
+    size = {"num_tokens": 10**6, "seq_len": 1}
+    random = RandomWindows(seed=3).starts(range(1000), **size)
+    shuffled = ShuffledEpochs(seed=3).starts(range(1000), **size)
+    assert np.count_nonzero(random == shuffled) < 5
+
+
+@pytest.mark.parametrize("plan", SEEDED)
+def test_a_plan_is_a_value(plan):
+    assert plan(seed=1) == plan(seed=np.int64(1))
+    assert plan(seed=1) != plan(seed=2)
+    assert hash(plan(seed=1)) == hash(plan(seed=np.uint64(1)))
+    assert repr(plan(seed=1)) == repr(plan(seed=np.int32(1)))
+    assert repr(plan(seed=1)) != repr(plan(seed=2))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan(seed=1).seed = 2
+
+
+def test_sequential_windows_is_a_value():
+    assert SequentialWindows() == SequentialWindows()
+    assert repr(SequentialWindows()) == "SequentialWindows()"
+
+
+# RandomWindows
+
+
+@pytest.mark.parametrize("num_tokens", [1_000, 10_248_871_837, 2**44])
+def test_random_windows_are_uniform(num_tokens):
+    seq_len = 100
+    starts = RandomWindows(seed=5).starts(range(50_000), num_tokens=num_tokens, seq_len=seq_len)
+    num_starts = num_tokens - seq_len
+    bins = 60  # divides 900, so that the bins of the smallest case are equal
+    assert starts.min() >= 0
+    assert starts.max() < num_starts
+    assert_uniform(np.bincount(starts * bins // num_starts, minlength=bins))
+    assert_uniform(np.bincount(starts % bins, minlength=bins))
+
+
+def test_random_windows_pass_32_bits():
+    starts = RandomWindows(seed=5).starts(range(1000), num_tokens=2**44, seq_len=1024)
+    assert starts.dtype == np.int64
+    assert 2**43 < starts.max() < 2**44
+    assert np.unique(starts).size == 1000
+
+
+@settings(deadline=None, max_examples=30)
+@given(seq_len=st.integers(1, 20), num_starts=st.integers(1, 10), seed=seeds)
+def test_random_windows_reach_every_start_from_the_first_to_the_last(seq_len, num_starts, seed):
+    # Of 10 starts one is not among 500 draws with probability 10 x 0.9**500 < 1e-21.
+    starts = RandomWindows(seed).starts(
+        range(500), num_tokens=seq_len + num_starts, seq_len=seq_len
+    )
+    assert set(starts.tolist()) == set(range(num_starts))
+
+
+def test_random_windows_of_neighbouring_samples_are_independent():
+    starts = RandomWindows(seed=6).starts(range(20_001), num_tokens=18, seq_len=10)
+    pairs = starts[:-1] * 8 + starts[1:]
+    assert_uniform(np.bincount(pairs, minlength=64))
+
+
+# ShuffledEpochs
+
+
+@settings(deadline=None)
+@given(seed=seeds, size=small_sizes, first_epoch=st.integers(0, 10**12))
+def test_every_epoch_has_every_window_once_end_to_end_from_a_phase(seed, size, first_epoch):
+    num_tokens, seq_len = size["num_tokens"], size["seq_len"]
+    plan = ShuffledEpochs(seed)
+    n = plan.windows_per_epoch(**size)
+    assert n >= 1
+    for epoch in range(first_epoch, first_epoch + 3):
+        starts = np.sort(one_epoch(plan, epoch, **size))
+        phase = starts[0]
+        np.testing.assert_array_equal(starts, phase + seq_len * np.arange(n))
+        assert 0 <= phase < num_tokens - n * seq_len
+        # Each window and its seq_len targets lie within the tokens; few tokens are left out.
+        assert starts[-1] + seq_len <= num_tokens - 1
+        assert num_tokens - (n * seq_len + 1) < 2 * seq_len
+
+
+@settings(deadline=None, max_examples=30)
+@given(seq_len=st.integers(1, 12), windows=st.integers(1, 4), more=st.integers(0, 11), seed=seeds)
+def test_phases_take_every_value_so_that_every_token_is_seen(seq_len, windows, more, seed):
+    num_tokens = seq_len * windows + 1 + more % seq_len
+    size = {"num_tokens": num_tokens, "seq_len": seq_len}
+    plan = ShuffledEpochs(seed)
+    n = plan.windows_per_epoch(**size)
+    # At most 24 phases, one not among 1,000 epochs with probability 24 x (23/24)**1000 < 1e-16.
+    starts = plan.starts(np.arange(1000 * n), **size).reshape(1000, n)
+    phases = starts.min(axis=1)
+    assert set(phases.tolist()) == set(range(num_tokens - n * seq_len))
+    assert starts.min() == 0  # the first token
+    assert starts.max() + seq_len == num_tokens - 1  # and the last
+
+
+def test_phases_are_uniform_and_independent_from_epoch_to_epoch():
+    size = {"num_tokens": 38, "seq_len": 10}  # two windows of ten, 18 phases
+    starts = ShuffledEpochs(seed=1).starts(np.arange(2 * 20_000), **size).reshape(-1, 2)
+    phases = starts.min(axis=1)
+    assert_uniform(np.bincount(phases, minlength=18))
+    assert_uniform(np.bincount(phases[:-1] * 18 + phases[1:], minlength=18 * 18))
+
+
+def test_order_and_phase_are_independent():
+    size = {"num_tokens": 38, "seq_len": 10}
+    starts = ShuffledEpochs(seed=2).starts(np.arange(2 * 20_000), **size).reshape(-1, 2)
+    second_first = starts[:, 0] > starts[:, 1]
+    assert_uniform(np.bincount(starts.min(axis=1) * 2 + second_first, minlength=36))
+
+
+def test_every_window_is_equally_often_at_each_place_of_the_epoch():
+    n = 20
+    size = {"num_tokens": (n + 1) * 8, "seq_len": 8}
+    starts = ShuffledEpochs(seed=3).starts(np.arange(4000 * n), **size).reshape(-1, n)
+    windows = (starts - starts.min(axis=1, keepdims=True)) // 8
+    for place in range(n):
+        assert_uniform(np.bincount(windows[:, place], minlength=n))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
+def test_no_two_epochs_have_the_same_order(seed):
+    size = {"num_tokens": 101 * 10, "seq_len": 10}
+    orders = {order(ShuffledEpochs(seed), epoch, **size) for epoch in range(50)}
+    assert len(orders) == 50
+    assert tuple(range(100)) not in orders
+
+
+def test_the_next_epoch_of_a_seed_is_no_epoch_of_another_seed():
+    # The trap of keys made as seed + epoch: epoch 1 of seed 0 would be epoch 0 of seed 1.
+    size = {"num_tokens": 101 * 10, "seq_len": 10}
+    orders = {
+        order(ShuffledEpochs(seed), epoch, **size) for seed in range(12) for epoch in range(12)
+    }
+    assert len(orders) == 12 * 12
+
+
+def test_epochs_follow_each_other_without_a_gap_also_inside_a_batch():
+    size = {"num_tokens": 96, "seq_len": 10}  # 8 windows, and batches of 5
+    plan = ShuffledEpochs(seed=4)
+    n = plan.windows_per_epoch(**size)
+    assert n == 8
+    run = np.concatenate(
+        [plan.starts(np.arange(step * 5, step * 5 + 5), **size) for step in range(8)]
+    )
+    by_epoch = [one_epoch(plan, epoch, **size) for epoch in range(5)]
+    np.testing.assert_array_equal(run, np.concatenate(by_epoch))
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 10])
+def test_data_of_exactly_one_window_is_that_window_every_epoch(seq_len):
+    size = {"num_tokens": seq_len + 1, "seq_len": seq_len}
+    plan = ShuffledEpochs(seed=5)
+    assert plan.windows_per_epoch(**size) == 1
+    assert set(plan.starts(range(100), **size).tolist()) == {0}
+    assert set(RandomWindows(seed=5).starts(range(100), **size).tolist()) == {0}
+    assert SequentialWindows().starts(range(3), **size).tolist() == [0, 0, 0]
+    assert SequentialWindows().num_samples(**size) == 1
+
+
+def test_two_windows_come_in_both_orders():
+    size = {"num_tokens": 30, "seq_len": 10}
+    plan = ShuffledEpochs(seed=6)
+    assert plan.windows_per_epoch(**size) == 2
+    assert {order(plan, epoch, **size) for epoch in range(30)} == {(0, 1), (1, 0)}
+
+
+def test_an_epoch_of_the_real_data_is_right_past_sample_10_to_the_12():
+    plan = ShuffledEpochs(seed=7)
+    n = plan.windows_per_epoch(**FINEWEB)
+    assert n == 10_248_871_837 // 1024 - 1
+    epoch = 10**12 // n + 1
+    places = np.unique(np.random.default_rng(0).integers(0, n, 100_000))
+    starts = plan.starts(epoch * n + places, **FINEWEB)
+    assert np.unique(starts).size == places.size
+    assert np.unique(starts % 1024).size == 1
+    assert starts.min() >= 0
+    assert 2**33 < starts.max() <= FINEWEB["num_tokens"] - 1025
+    assert_uniform(np.bincount(starts // 1024 * 64 // n, minlength=65)[:64])
+    # Its samples are those of its own epoch: the one before and the one after have other phases.
+    edges = plan.starts([epoch * n - 1, epoch * n, epoch * n + n - 1, epoch * n + n], **FINEWEB)
+    inside = (edges - starts[0]) % 1024 == 0
+    assert inside.tolist() == [False, True, True, False]
+
+
+def test_num_epochs_ends_the_plan():
+    size = {"num_tokens": 96, "seq_len": 10}
+    plan = ShuffledEpochs(seed=0, num_epochs=3)
+    assert plan.num_samples(**size) == 24
+    assert plan.starts([23], **size).shape == (1,)
+    with pytest.raises(ValueError, match=r"sample 24 is past the end: 3 epochs of 8 windows"):
+        plan.starts([24], **size)
+    with pytest.raises(ValueError, match=r"sample 1000 is past the end"):
+        plan.starts([3, 1000, 4], **size)
+
+
+def test_without_num_epochs_the_plan_does_not_end():
+    plan = ShuffledEpochs(seed=0)
+    assert plan.num_samples(num_tokens=96, seq_len=10) is None
+    assert plan.starts([2**62], num_tokens=96, seq_len=10).shape == (1,)
+
+
+def test_num_epochs_takes_no_part_in_the_order_or_the_name():
+    size = {"num_tokens": 96, "seq_len": 10}
+    endless, ending = ShuffledEpochs(seed=9), ShuffledEpochs(seed=9, num_epochs=5)
+    np.testing.assert_array_equal(
+        ending.starts(range(40), **size), endless.starts(range(40), **size)
+    )
+    assert ending.sequence_name() == endless.sequence_name()
+    assert ending.sequence_name() != ShuffledEpochs(seed=8, num_epochs=5).sequence_name()
+
+
+# SequentialWindows
+
+
+@given(size=st.one_of(small_sizes), padding=st.integers(0, 20))
+def test_sequential_windows_count_every_target_exactly_once(size, padding):
+    plan, seq_len = SequentialWindows(), size["seq_len"]
+    num_samples = plan.num_samples(**size)
+    samples = np.arange(num_samples + padding)
+    starts = plan.starts(samples, **size)
+    new = plan.new_targets(samples, **size)
+    assert new.dtype == np.int64
+    targets = Counter()
+    for start, count in zip(starts.tolist(), new.tolist(), strict=True):
+        end = start + seq_len + 1  # of the window; its last `count` targets are new
+        targets.update(range(end - count, end))
+    assert targets == Counter(range(1, size["num_tokens"]))
+    assert (new[:num_samples] > 0).all()
+    assert (new[num_samples:] == 0).all()
+
+
+def test_sequential_windows_go_in_file_order_and_end_with_the_data():
+    size = {"num_tokens": 25, "seq_len": 10}
+    plan = SequentialWindows()
+    assert plan.num_samples(**size) == 3
+    assert plan.starts(range(3), **size).tolist() == [0, 10, 14]
+    assert plan.new_targets(range(3), **size).tolist() == [10, 10, 4]
+
+
+def test_sequential_windows_repeat_the_last_one_past_the_end_with_no_new_target():
+    size = {"num_tokens": 25, "seq_len": 10}
+    plan = SequentialWindows()
+    assert plan.starts([2, 3, 10**12], **size).tolist() == [14, 14, 14]
+    assert plan.new_targets([2, 3, 10**12], **size).tolist() == [4, 0, 0]
+
+
+def test_sequential_windows_that_fit_exactly_hide_nothing():
+    size = {"num_tokens": 31, "seq_len": 10}
+    plan = SequentialWindows()
+    assert plan.num_samples(**size) == 3
+    assert plan.starts(range(3), **size).tolist() == [0, 10, 20]
+    assert plan.new_targets(range(3), **size).tolist() == [10, 10, 10]
+
+
+def test_sequential_windows_pass_32_bits():
+    size = {"num_tokens": 2**44, "seq_len": 1024}
+    plan = SequentialWindows()
+    assert plan.num_samples(**size) == 2**34
+    samples = [2**34 - 2, 2**34 - 1, 2**34]
+    last = 2**44 - 1025
+    assert plan.starts(samples, **size).tolist() == [2**44 - 2048, last, last]
+    assert plan.new_targets(samples, **size).tolist() == [1024, 1023, 0]
+
+
+# Errors
+
+
+@pytest.mark.parametrize("plan", SEEDED)
+@pytest.mark.parametrize("seed", [-1, 2**64, 10**30])
+def test_a_seed_out_of_range_is_refused(plan, seed):
+    with pytest.raises(
+        ValueError, match=rf"^{plan.__name__}: seed={seed} is not in \[0, 2\*\*64\)"
+    ):
+        plan(seed=seed)
+
+
+@pytest.mark.parametrize("plan", SEEDED)
+@pytest.mark.parametrize(
+    ("seed", "named"),
+    [(1.5, "1.5 is of type float"), ("7", "'7' is of type str"), (None, "NoneType")],
+)
+def test_a_seed_that_is_no_integer_is_refused(plan, seed, named):
+    with pytest.raises(TypeError, match=rf"^{plan.__name__}: seed=.*{named}.*must be an integer"):
+        plan(seed=seed)
+
+
+@pytest.mark.parametrize("plan", SEEDED)
+def test_the_extreme_seeds_are_allowed(plan):
+    for seed in (0, 2**64 - 1, np.uint64(2**64 - 1)):
+        assert plan(seed=seed).starts([0], num_tokens=100, seq_len=10).shape == (1,)
+
+
+@pytest.mark.parametrize("num_epochs", [0, -1])
+def test_num_epochs_below_one_is_refused(num_epochs):
+    with pytest.raises(ValueError, match=f"num_epochs={num_epochs}; it must be 1 or more"):
+        ShuffledEpochs(seed=0, num_epochs=num_epochs)
+
+
+@pytest.mark.parametrize("num_epochs", [1.5, "2"])
+def test_num_epochs_that_is_no_integer_is_refused(num_epochs):
+    with pytest.raises(TypeError, match="integer"):
+        ShuffledEpochs(seed=0, num_epochs=num_epochs)
+
+
+@pytest.mark.parametrize(
+    "plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()]
+)
+class TestEveryPlan:
+    def test_refuses_a_negative_sample(self, plan):
+        with pytest.raises(ValueError, match="sample -3 is negative; samples are counted from 0"):
+            plan.starts([5, -3, 2], num_tokens=100, seq_len=10)
+
+    def test_refuses_samples_that_are_no_integers(self, plan):
+        # Not rounded down in silence.
+        with pytest.raises((TypeError, ValueError)):
+            plan.starts([0.5], num_tokens=100, seq_len=10)
+
+    def test_refuses_less_than_one_window(self, plan):
+        message = (
+            r"^1,000 tokens are fewer than one window of seq_len \+ 1 = 2,049; "
+            r"use a seq_len of at most 999, or more data$"
+        )
+        with pytest.raises(ValueError, match=message):
+            plan.starts([0], num_tokens=1000, seq_len=2048)
+        with pytest.raises(ValueError, match="10 tokens are fewer"):
+            plan.starts([0], num_tokens=10, seq_len=10)
+        assert plan.starts([0], num_tokens=11, seq_len=10).tolist() == [0]
+
+
+@pytest.mark.parametrize("plan", [ShuffledEpochs(seed=1, num_epochs=2), SequentialWindows()])
+def test_counting_the_samples_of_less_than_one_window_is_refused(plan):
+    with pytest.raises(
+        ValueError, match=r"10 tokens are fewer than one window of seq_len \+ 1 = 11"
+    ):
+        plan.num_samples(num_tokens=10, seq_len=10)
