@@ -1,0 +1,251 @@
+"""Sharding over eight devices: what one device gets is what eight get together."""
+
+import contextlib
+import itertools
+import logging
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import tokenloader as tl
+
+EOT = 3
+TOKENS = np.random.default_rng(0).integers(0, 16, 1500).astype(np.uint16)
+B, T = 16, 12
+PLANS = [tl.ShuffledEpochs(seed=0), tl.RandomWindows(seed=0), tl.SequentialWindows()]
+TRANSFORMS = {"raw": None, "next_token": tl.next_token, "documents": tl.packed_documents(EOT)}
+AXIS_TYPES = [AxisType.Auto, AxisType.Explicit]
+
+pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices; see conftest.py")
+
+
+def sharding(spec, axis_type=AxisType.Auto):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(axis_type,) * 2)
+    return NamedSharding(mesh, spec)
+
+
+def batches(count, where, plan=PLANS[0], transform=tl.next_token):
+    tokens = tl.open_tokens(TOKENS)
+    with tl.TokenLoader(tokens, B, T, plan=plan, sharding=where, transform=transform) as loader:
+        return list(itertools.islice(loader, count))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+@pytest.mark.parametrize("axis_type", AXIS_TYPES)
+@pytest.mark.parametrize(
+    "spec",
+    [P("data"), P("data", None), P(("data", "model")), P("model"), P()],
+    ids=["data", "data, None", "data and model", "model", "replicated"],
+)
+def test_sharded_batches_equal_those_of_one_device_and_carry_the_sharding(
+    spec, axis_type, plan, transform
+):
+    where, transform = sharding(spec, axis_type), TRANSFORMS[transform]
+    sharded = batches(3, where, plan, transform)
+    single = batches(3, jax.devices()[0], plan, transform)
+    for many, one in zip(sharded, single, strict=True):
+        assert jax.tree.structure(many) == jax.tree.structure(one)
+        for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
+            assert a.sharding.is_equivalent_to(where, 2)
+            np.testing.assert_array_equal(a, b, strict=True)
+            for shard in a.addressable_shards:
+                np.testing.assert_array_equal(shard.data, np.asarray(b)[shard.index])
+
+
+def test_each_device_holds_its_own_rows_only():
+    (batch,) = batches(1, sharding(P(("data", "model"))))
+    assert [shard.data.shape for shard in batch.inputs.addressable_shards] == [(B // 8, T)] * 8
+    (batch,) = batches(1, sharding(P("data")))  # replicated over the model axis
+    assert [shard.data.shape for shard in batch.inputs.addressable_shards] == [(B // 4, T)] * 8
+    (batch,) = batches(1, sharding(P()))
+    assert [shard.data.shape for shard in batch.inputs.addressable_shards] == [(B, T)] * 8
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_device_gets_whole_batches_also_when_it_is_not_the_default(plan, transform):
+    device = jax.devices()[5]
+    given = batches(3, device, plan, TRANSFORMS[transform])
+    default = batches(3, None, plan, TRANSFORMS[transform])
+    for there, here in zip(given, default, strict=True):
+        for a, b in zip(jax.tree.leaves(there), jax.tree.leaves(here), strict=True):
+            assert a.devices() == {device}
+            assert b.devices() == {jax.devices()[0]}
+            np.testing.assert_array_equal(a, b, strict=True)
+
+
+def test_the_default_device_is_that_of_construction_and_not_of_iteration():
+    tokens = tl.open_tokens(TOKENS)
+    with jax.default_device(jax.devices()[3]):
+        loader = tl.TokenLoader(tokens, B, T, plan=tl.SequentialWindows())
+    with loader:
+        assert loader.sharding == SingleDeviceSharding(jax.devices()[3])
+        for batch in itertools.islice(loader, 3):
+            assert {d for leaf in jax.tree.leaves(batch) for d in leaf.devices()} == {
+                jax.devices()[3]
+            }
+        with jax.default_device(jax.devices()[6]):
+            assert next(loader).inputs.devices() == {jax.devices()[3]}
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+@pytest.mark.parametrize("where", ["device", "Auto", "Explicit"])
+def test_nothing_is_compiled_after_the_first_batch(where, plan, caplog):
+    place = jax.devices()[2] if where == "device" else sharding(P("data"), AxisType[where])
+    traces = []
+
+    def transform(block):
+        traces.append(block.shape)
+        return tl.packed_documents(EOT)(block)
+
+    def compilations():
+        return [r for r in caplog.records if "compil" in r.getMessage().lower()]
+
+    with (
+        jax.log_compiles(),
+        caplog.at_level(logging.DEBUG),
+        tl.TokenLoader(
+            tl.open_tokens(TOKENS), B, T, plan=plan, sharding=place, transform=transform
+        ) as loader,
+    ):
+        next(loader)
+        assert len(compilations()) > 0  # they are seen
+        caplog.clear()
+        count = sum(1 for _ in itertools.islice(loader, 20))
+        assert count > 5
+        assert compilations() == []
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("axis_type", AXIS_TYPES)
+def test_a_train_step_under_a_mesh_takes_the_batches(axis_type):
+    where = sharding(P("data"), axis_type)
+    traces = []
+
+    @jax.jit
+    def step(batch):
+        traces.append(None)
+        return (batch.inputs * batch.targets).sum()
+
+    with (
+        jax.set_mesh(where.mesh),
+        tl.TokenLoader(tl.open_tokens(TOKENS), B, T, sharding=where) as loader,
+    ):
+        sums = [int(step(next(loader))) for _ in range(5)]
+    single = batches(5, jax.devices()[0])
+    assert sums == [int((batch.inputs * batch.targets).sum()) for batch in single]
+    assert len(traces) == 1
+
+
+def test_a_run_may_be_resumed_on_other_devices():
+    tokens = tl.open_tokens(TOKENS)
+    whole, parts, state = batches(6, jax.devices()[0]), [], None
+    for where in (sharding(P("data")), jax.devices()[4], sharding(P(), AxisType.Explicit)):
+        with tl.TokenLoader(tokens, B, T, sharding=where) as loader:
+            if state:
+                loader.set_state(state)
+            parts += [np.asarray(next(loader).inputs), np.asarray(next(loader).inputs)]
+            state = loader.get_state()
+    np.testing.assert_array_equal(parts, [batch.inputs for batch in whole])
+
+
+def test_sharded_batches_kept_alive_never_change():
+    # With eight devices only the aligned shard of a block would be used in place (jax#37830).
+    tokens, array = tl.open_tokens(TOKENS), TOKENS
+    where, plan = sharding(P(("data", "model"))), tl.RandomWindows(seed=1)
+    with tl.TokenLoader(tokens, 64, 255, plan=plan, sharding=where, transform=None) as loader:
+        blocks = [next(loader) for _ in range(100)]
+        starts = [loader.starts_at(step) for step in range(100)]
+    for block, at in zip(blocks, starts, strict=True):
+        np.testing.assert_array_equal(block, np.stack([array[s : s + 256] for s in at]))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "spec", "message"),
+    [
+        (
+            10,
+            P("data"),
+            "batch_size=10 does not divide over the 4 shards of mesh axis 'data'; the ",
+        ),
+        (10, P("data"), "the nearest that does: 8 and 12"),
+        (
+            12,
+            P(("data", "model")),
+            "over the 8 shards of mesh axis 'data' and 'model'; the nearest",
+        ),
+        (16, P("data", "model"), "splits more than the batch axis"),
+        (16, P(None, "model"), "splits more than the batch axis"),
+    ],
+)
+def test_a_sharding_that_does_not_fit_the_batch_is_an_error_at_construction(
+    batch_size, spec, message
+):
+    with pytest.raises(ValueError, match=message):
+        tl.TokenLoader(tl.open_tokens(TOKENS), batch_size, T, sharding=sharding(spec))
+
+
+GUARDED = textwrap.dedent("""
+    import itertools
+    import jax, numpy as np
+    jax.config.update("jax_transfer_guard", "disallow")
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    import tokenloader as tl
+
+    def meshes():
+        yield None
+        yield jax.devices()[3]
+        for axis_type in (AxisType.Auto, AxisType.Explicit):
+            mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(axis_type,) * 2)
+            for spec in (P("data"), P(("data", "model")), P()):
+                yield NamedSharding(mesh, spec)
+
+    count = 0
+    tokens = tl.open_tokens(np.arange(600, dtype=np.uint16))
+    plans = tl.RandomWindows(0), tl.ShuffledEpochs(0), tl.SequentialWindows()
+    transforms = None, tl.next_token, tl.packed_documents(7)
+    for where, plan, transform in itertools.product(meshes(), plans, transforms):
+        with tl.TokenLoader(
+            tokens, 16, 8, plan=plan, transform=transform, sharding=where
+        ) as loader:
+            for batch in itertools.islice(loader, 4):
+                jax.block_until_ready(batch)
+                count += 1
+            state = loader.get_state()
+            loader.set_state(state)
+            next(loader)
+    try:  # the guard is on
+        jax.numpy.add(jax.device_put(np.ones(3)), np.ones(3))
+    except Exception as error:
+        assert "isallowed" in str(error), error
+        print(count, "batches")
+""")
+
+
+def test_everything_runs_with_implicit_transfers_forbidden():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", GUARDED],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{8 * 9 * 4} batches\n", "")
+
+
+def test_a_loader_without_sharding_is_not_lost_when_the_default_device_changes():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.default_device(jax.devices()[2]))
+        loader = stack.enter_context(tl.TokenLoader(tl.open_tokens(TOKENS), B, T))
+        stack.enter_context(jax.default_device(jax.devices()[7]))
+        state = loader.get_state()
+        next(loader)
+        loader.set_state(state)  # a new thread, the same device
+        assert next(loader).inputs.devices() == {jax.devices()[2]}

@@ -1,0 +1,151 @@
+"""The background's work as a plain generator: which step, in which order of announcing and gathering."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs, _pipeline, open_tokens
+from tokenloader._pipeline import _LOOK_AHEAD, _PLAN_SAMPLES, Counters, plan_steps, produce
+from tokenloader._transfer import resolve_sharding
+
+N, T = 1000, 9
+
+
+def take(steps, n):
+    return [next(steps) for _ in range(n)]
+
+
+@pytest.mark.parametrize("plan", [RandomWindows(3), ShuffledEpochs(3), SequentialWindows()])
+@pytest.mark.parametrize("batch_size", [1, 7, 4096, 5000])
+@pytest.mark.parametrize("sample", [0, 5, 10**14])
+def test_each_step_is_the_plan_at_its_own_samples(plan, batch_size, sample):
+    num_steps = min(50, 2 * _PLAN_SAMPLES // batch_size + 3)
+    for i, step in enumerate(take(plan_steps(plan, N, T, batch_size, sample, None), num_steps)):
+        first = sample + i * batch_size
+        samples = np.arange(first, first + batch_size)
+        assert step.sample == first
+        np.testing.assert_array_equal(
+            step.starts, plan.starts(samples, num_tokens=N, seq_len=T), strict=True
+        )
+
+
+def test_steps_do_not_change_where_one_computation_of_the_plan_meets_the_next():
+    plan, batch_size = ShuffledEpochs(0), 1000  # four steps a computation
+    steps = take(plan_steps(plan, N, T, batch_size, 0, None), 20)
+    np.testing.assert_array_equal(
+        np.concatenate([step.starts for step in steps]),
+        plan.starts(np.arange(20_000), num_tokens=N, seq_len=T),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sample", "end", "batch_size", "firsts"),
+    [
+        (0, 10, 5, [0, 5]),
+        (0, 11, 5, [0, 5, 10]),
+        (0, 1, 5, [0]),
+        (7, 10, 1, [7, 8, 9]),
+        (10, 10, 5, []),
+        (11, 10, 5, []),
+    ],
+)
+def test_no_step_begins_at_the_end_or_later(sample, end, batch_size, firsts):
+    steps = plan_steps(RandomWindows(0), N, T, batch_size, sample, end)
+    assert [step.sample for step in steps] == firsts
+
+
+def test_a_plan_with_new_targets_has_them_in_each_step_as_int32_columns():
+    steps = list(plan_steps(SequentialWindows(), 25, 10, 2, 0, 3))
+    assert [step.starts.tolist() for step in steps] == [[0, 10], [14, 14]]
+    assert [step.new_targets.tolist() for step in steps] == [[[10], [10]], [[4], [0]]]
+    assert all(step.new_targets.dtype == np.int32 for step in steps)
+
+
+def test_a_plan_without_new_targets_has_none():
+    assert next(plan_steps(RandomWindows(0), N, T, 2, 0, None)).new_targets is None
+
+
+class RecordingTokens:
+    """Tokens that write down what is asked of them."""
+
+    def __init__(self, array):
+        self.tokens, self.log = open_tokens(array), []
+
+    def will_need(self, starts, length):
+        self.log.append(("will_need", starts.tolist(), length))
+
+    def gather(self, starts, length):
+        self.log.append(("gather", starts.tolist(), length))
+        return self.tokens.gather(starts, length)
+
+
+def run(tokens, plan, batch_size, end, counters=None):
+    return produce(
+        tokens,
+        plan_steps(plan, N, T, batch_size, 0, end),
+        T + 1,
+        resolve_sharding(None, batch_size),
+        counters or Counters(),
+    )
+
+
+def test_each_step_is_announced_once_in_order_and_well_before_it_is_gathered():
+    tokens, num_steps, batch_size = RecordingTokens(np.arange(N, dtype=np.uint16)), 30, 2
+    blocks = run(tokens, RandomWindows(0), batch_size, num_steps * batch_size)
+    for gathered in range(1, num_steps + 1):
+        next(blocks)
+        kinds = [kind for kind, *_ in tokens.log]
+        assert kinds.count("gather") == gathered
+        assert kinds.count("will_need") == min(num_steps, gathered + _LOOK_AHEAD)
+    assert list(blocks) == []
+    announced = [windows for kind, *windows in tokens.log if kind == "will_need"]
+    assert announced == [windows for kind, *windows in tokens.log if kind == "gather"]
+    # The first gather comes after the first announcements, and not before.
+    assert [kind for kind, *_ in tokens.log[: 2 + _LOOK_AHEAD]] == ["will_need"] * (
+        1 + _LOOK_AHEAD
+    ) + ["gather"]
+
+
+def test_blocks_are_the_windows_in_order_with_their_sample():
+    array = np.random.default_rng(0).integers(0, 2**16, N).astype(np.uint16)
+    blocks = run(open_tokens(array), ShuffledEpochs(1), 3, 60)
+    for i, block in enumerate(blocks):
+        starts = ShuffledEpochs(1).starts(np.arange(3 * i, 3 * i + 3), num_tokens=N, seq_len=T)
+        assert block.sample == 3 * i
+        assert isinstance(block.tokens, jax.Array)
+        assert block.tokens.dtype == np.uint16
+        np.testing.assert_array_equal(
+            block.tokens, np.stack([array[s : s + T + 1] for s in starts])
+        )
+        assert block.new_targets is None
+    assert i == 19
+
+
+def test_counters_are_the_seconds_and_faults_of_each_part(monkeypatch):
+    times, faults = iter([0.0, 1.0, 10.0, 12.0, 20.0, 24.0, 30.0, 38.0]), iter([5, 7, 7, 10])
+    monkeypatch.setattr(_pipeline, "time", types.SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(_pipeline, "_major_page_faults", lambda: next(faults))
+    counters = Counters()
+    for _ in run(open_tokens(np.arange(N, dtype=np.uint16)), RandomWindows(0), 2, 4, counters):
+        pass
+    assert counters == Counters(
+        gather_seconds=1.0 + 4.0, transfer_seconds=2.0 + 8.0, major_page_faults=2 + 3
+    )
+
+
+def test_major_page_faults_are_those_of_the_thread_where_the_system_tells(monkeypatch):
+    asked = []
+
+    def getrusage(who):
+        asked.append(who)
+        return types.SimpleNamespace(ru_majflt=42)
+
+    fake = types.SimpleNamespace(getrusage=getrusage, RUSAGE_THREAD="this thread")
+    monkeypatch.setattr(_pipeline, "resource", fake)
+    monkeypatch.setattr(_pipeline, "sys", types.SimpleNamespace(platform="linux"))
+    assert _pipeline._major_page_faults() == 42
+    assert asked == ["this thread"]
+    monkeypatch.setattr(_pipeline, "sys", types.SimpleNamespace(platform="darwin"))
+    assert _pipeline._major_page_faults() == 0
