@@ -13,10 +13,23 @@ import numpy as np
 import pytest
 
 from tokenloader import _storage
+from tokenloader._advice import is_cached
 from tokenloader._formats import Extent
-from tokenloader._storage import map_read_only, read_into_ram
+from tokenloader._storage import RamFill, map_read_only
 
 TOKENS = np.random.default_rng(0).integers(0, 2**16, 3000, dtype=np.uint16)
+
+
+def read_into_ram(extents):
+    """What a RamFill gives when it is full; raises its error."""
+    given = []
+    fill = RamFill(extents, given.append)
+    fill.wait()
+    if fill.error is not None:
+        assert not given
+        raise fill.error
+    (tokens,) = given
+    return tokens
 
 
 def written(path, offset_bytes=0, tokens=TOKENS, after=b""):
@@ -132,12 +145,12 @@ def test_tokens_in_ram_are_no_longer_the_file(tmp_path):
     np.testing.assert_array_equal(tokens, TOKENS)
 
 
-def test_a_file_that_ends_early_is_an_error_with_its_name_and_both_sizes(tmp_path, monkeypatch):
+def test_a_file_that_ends_early_is_an_error_with_its_name(tmp_path, monkeypatch):
     whole, short = written(tmp_path / "whole"), written(tmp_path / "short", offset_bytes=100)
     os.truncate(short.path, 100 + 4001)
     message = (
-        rf"^{re.escape(str(short.path))}: ended at byte 4,101 while being read, "
-        r"1,999 bytes of tokens early; has it been truncated\?$"
+        r"^\[Errno 5\] ended at byte 4,101 while being read into RAM, before its tokens did; has it "
+        rf"been truncated\?: '{re.escape(str(short.path))}'$"
     )
     for read_bytes in (64 << 20, 1000):
         monkeypatch.setattr(_storage, "_READ_BYTES", read_bytes)
@@ -145,22 +158,31 @@ def test_a_file_that_ends_early_is_an_error_with_its_name_and_both_sizes(tmp_pat
             read_into_ram([whole, short])
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("missing", ["preadv", "preadv2", "posix_fadvise"])
+def test_systems_that_lack_a_call_read_the_same(tmp_path, monkeypatch, missing):
     monkeypatch.setattr(_storage, "_READ_BYTES", 1000)
-    extent = written(tmp_path / "t")
-    reads = []
+    if missing == "preadv2":
+        monkeypatch.setattr(_storage, "_RWF_DONTCACHE", 0x40000000)  # a flag that no kernel knows
+    else:
+        monkeypatch.delattr(os, missing, raising=False)
+    if missing == "posix_fadvise":
+        monkeypatch.setattr(_storage, "_RWF_DONTCACHE", 0x40000000)
+    np.testing.assert_array_equal(read_into_ram([written(tmp_path / "t", 7)]), TOKENS)
 
-    class Shrinks(_storage.tqdm):
-        def update(self, count):  # called after each read
-            reads.append(count)
-            if len(reads) == 3:
-                os.truncate(extent.path, 3500)
-            super().update(count)
 
-    monkeypatch.setattr(_storage, "tqdm", Shrinks)
-    with pytest.raises(OSError, match=r"ended at byte 3,500 .* 2,500 bytes of tokens early"):
-        read_into_ram([extent])
-    assert reads == [1000, 1000, 1000, 500]
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what is cached")
+def test_reading_into_ram_leaves_no_second_copy_in_the_page_cache(tmp_path):
+    tokens = np.zeros(4 << 20, np.uint16)
+    extent = written(tmp_path / "t", 0, tokens)
+    with extent.path.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    mapped = map_read_only(extent)
+    pages = range(mapped.ctypes.data, mapped.ctypes.data + mapped.nbytes, mmap.PAGESIZE)
+    if any(is_cached(page) for page in pages):
+        pytest.skip("this file system keeps its pages")
+    read_into_ram([extent])
+    assert sum(is_cached(page) for page in pages) < len(pages) / 10
 
 
 def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path):

@@ -3,12 +3,16 @@
 The reference is a numpy array of the tokens and its own indexing.
 """
 
+import errno
 import json
 import mmap
 import os
 import re
 import struct
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from tokenloader import TokenArray, _tokens, open_tokens
+from tokenloader import TokenArray, _storage, _tokens, open_tokens
 from tokenloader._gather import Pieces
 
 NUM_TOKENS = 2000
@@ -119,6 +123,8 @@ CASES = [
         for dtype in DTYPES
     ),
     *((make, "ram", dtype) for make in ARRAYS for dtype in ("uint16", "int64")),
+    # Windows come from the mapped files until the reading has ended, which here it never does.
+    *((make, "filling", dtype) for make in FILES for dtype in ("uint16", "int32")),
 ]
 
 SLICES = [
@@ -153,11 +159,17 @@ class Case:
     def __init__(self, folder, make, residency, dtype):
         self.expected = random_tokens(dtype=dtype)
         self.expected.flags.writeable = False
-        self.residency = residency
+        self.residency = "ram" if residency == "filling" else residency
+        self._filling = residency == "filling"
         self._source, self._arguments = make(folder, self.expected)
 
     def open(self):
-        return open_tokens(self._source, residency=self.residency, **self._arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            if self._filling:
+                patch.setattr(_storage.RamFill, "_run", lambda fill: None)
+            tokens = open_tokens(self._source, residency=self.residency, **self._arguments)
+        tokens.wait_until_loaded()
+        return tokens
 
 
 @pytest.fixture(
@@ -449,7 +461,7 @@ def test_a_long_slice_is_copied_in_strides(shards, monkeypatch, copy_tokens):
 def test_gathering_row_by_row_gives_the_same(shards, monkeypatch):
     tokens, expected = shards
     monkeypatch.setattr(Pieces, "_records_of", None)  # not used
-    monkeypatch.setattr(tokens._pieces, "_span_bytes", 2**62)
+    monkeypatch.setattr(tokens._held.pieces, "_span_bytes", 2**62)
     starts = [0, 1, 890, 904, 1985]
     np.testing.assert_array_equal(tokens.gather(starts, 15), naive_gather(expected, starts, 15))
 
@@ -492,7 +504,9 @@ def test_hints_name_exactly_the_pages_of_the_windows_in_each_shard(tmp_path, mon
 def test_tokens_in_ram_are_not_hinted_at(tmp_path, monkeypatch):
     monkeypatch.setattr(_tokens, "start_reading", None)  # not called
     path = write_npy(tmp_path / "t.npy", random_tokens())
-    for tokens in (open_tokens(path, residency="ram"), open_tokens(random_tokens())):
+    in_ram = open_tokens(path, residency="ram")
+    in_ram.wait_until_loaded()
+    for tokens in (in_ram, open_tokens(random_tokens())):
         tokens.will_need([0, 5], 100)
         np.testing.assert_array_equal(tokens[:], random_tokens())
 
@@ -881,3 +895,137 @@ def test_dtype_is_refused_for_an_array():
         ValueError, match=r"dtype='uint32' was given with an array of uint16; .*leave it"
     ):
         open_tokens(random_tokens(3), dtype="uint32")
+
+
+# Into RAM, in the background
+
+
+def test_ram_is_served_from_the_mapped_file_until_all_is_read_and_then_from_ram(
+    tmp_path, monkeypatch
+):
+    expected = random_tokens(100_000)
+    path = write_raw(tmp_path / "t.bin", expected)
+    go_on = threading.Event()
+    read = _storage._read
+    monkeypatch.setattr(_storage, "_READ_BYTES", 10_000)
+    monkeypatch.setattr(_storage, "_read", lambda chunk, out: go_on.wait(20) and read(chunk, out))
+    tokens = open_tokens(path, dtype="uint16", residency="ram")
+    starts = [0, 5, 99_000]
+    assert tokens._held.mapped
+    np.testing.assert_array_equal(tokens.gather(starts, 1000), naive_gather(expected, starts, 1000))
+    go_on.set()
+    tokens.wait_until_loaded()
+    assert not tokens._held.mapped
+    np.testing.assert_array_equal(tokens.gather(starts, 1000), naive_gather(expected, starts, 1000))
+    path.write_bytes(b"")  # in RAM, nothing that befalls the file matters
+    np.testing.assert_array_equal(tokens[:], expected)
+
+
+def test_an_error_while_reading_into_ram_arrives_at_the_next_gather(tmp_path, monkeypatch):
+    path = write_raw(tmp_path / "t.bin", random_tokens())
+
+    def fails(chunk, out):
+        raise OSError(5, "disk on fire", str(chunk.extent.path))
+
+    monkeypatch.setattr(_storage, "_read", fails)
+    tokens = open_tokens(path, dtype="uint16", residency="ram")
+    for use in (tokens.wait_until_loaded, lambda: tokens.gather([0], 1), lambda: tokens[5]):
+        with pytest.raises(OSError, match=f"disk on fire: '{re.escape(str(path))}'"):
+            use()
+    tokens.close()
+    with pytest.raises(ValueError, match="closed"):
+        tokens.gather([0], 1)
+
+
+@pytest.mark.parametrize("how", ["close", "collect"])
+def test_reading_into_ram_ends_with_the_tokens(tmp_path, monkeypatch, how):
+    path = write_raw(tmp_path / "t.bin", random_tokens(100_000))
+    monkeypatch.setattr(_storage, "_READ_BYTES", 10)
+    monkeypatch.setattr(_storage, "_read", lambda chunk, out: time.sleep(0.01))
+    tokens = open_tokens(path, dtype="uint16", residency="ram")
+    fill = tokens._fill
+    if how == "close":
+        tokens.close()
+    del tokens
+    fill.wait()
+    assert fill._left_bytes > 0
+
+
+def test_data_that_does_not_fit_in_memory_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    path = write_raw(tmp_path / "t.bin", random_tokens(2**20))
+    monkeypatch.setattr(_storage, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(_storage, "_read", None)
+    message = (
+        rf'^{re.escape(str(path))}: residency="ram" needs 0.00 GiB and 0.00 GiB of memory are '
+        r'available \(control group limits included\); use residency="mmap"'
+    )
+    with pytest.raises(MemoryError, match=message):
+        open_tokens(path, dtype="uint16", residency="ram")
+    monkeypatch.undo()
+    monkeypatch.setattr(_storage, "available_bytes", lambda: 2**21)
+    open_tokens(path, dtype="uint16", residency="ram").wait_until_loaded()
+    open_tokens(path, dtype="uint16").close()
+
+
+# A file that is lost under the mapping
+
+
+LOST = """
+import os, sys, numpy as np, tokenloader as tl
+from tokenloader import _advice, _tokens
+path, use, kernel = sys.argv[1:]
+if kernel == "old":
+    _tokens.fault_in = lambda ranges: False
+tokens = tl.open_tokens(path, dtype="uint16")
+tokens.gather([0, 50_000], 1000)
+os.truncate(path, 10_000)
+try:
+    tokens.gather([0, 50_000], 1000) if use == "gather" else tokens[40_000:90_000]
+except OSError as error:
+    print(error)
+if kernel == "new":
+    print(tokens.gather([0], 1000)[0, :3].tolist())  # what is left can still be read
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a lost file is fatal")
+@pytest.mark.parametrize("kernel", ["new", "old"])
+@pytest.mark.parametrize("use", ["gather", "slice"])
+def test_a_truncated_file_is_an_error_with_its_name_and_does_not_kill_the_process(
+    tmp_path, use, kernel
+):
+    expected = random_tokens(100_000)
+    path = write_raw(tmp_path / "t.bin", expected)
+    found = subprocess.run(
+        [sys.executable, "-c", LOST, str(path), use, kernel],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    error, *rest = found.stdout.splitlines()
+    at = r"10,000" if kernel == "old" else r"[\d,]+"
+    assert re.match(
+        rf"\[Errno 5\] cannot be read at byte {at}: it has 10,000 bytes now and had 200,000 when it "
+        rf"was opened; .*: '{re.escape(str(path))}'$",
+        error,
+    )
+    assert rest == ([str(expected[:3].tolist())] if kernel == "new" else [])
+
+
+def test_the_error_names_the_shard_that_was_lost(tmp_path):
+    paths = [write_raw(tmp_path / str(i), random_tokens(10_000)) for i in range(3)]
+    tokens = open_tokens(paths, dtype="uint16")
+    os.truncate(paths[1], 4096)
+    with pytest.raises(OSError, match=re.escape(str(paths[1]))) as caught:
+        tokens.gather([0, 9_900, 19_000], 500)
+    assert caught.value.errno == errno.EIO
+    np.testing.assert_array_equal(tokens.gather([20_000], 100)[0], random_tokens(10_000)[:100])
+
+
+def test_is_cached_tells_whether_a_token_is_in_memory(tmp_path):
+    path = write_raw(tmp_path / "t.bin", random_tokens())
+    tokens = open_tokens(path, dtype="uint16")
+    assert tokens.gather([1999], 1).shape == (1, 1)
+    assert tokens.is_cached(1999)
+    assert open_tokens(random_tokens()).is_cached(0)

@@ -32,18 +32,15 @@ class Pieces:
         self._arrays = list(arrays)
         self.dtype = arrays[0].dtype
         self.ends: list[int] = np.cumsum([len(array) for array in arrays]).tolist()
-        addresses = np.array([array.ctypes.data for array in arrays], np.int64)
-        lowest = int(addresses.argmin())
-        self._lowest = self._arrays[lowest]
-        self._span_bytes = int(
-            max(address + array.nbytes for address, array in zip(addresses, arrays, strict=True))
-            - addresses[lowest]
-        )
-        # Byte position, from the lowest address, of token i in piece p: i * itemsize + shift[p].
-        begins = np.array([0, *self.ends[:-1]], np.int64)
-        self._shift_bytes = addresses - addresses[lowest] - begins * self.dtype.itemsize
-        self._addresses = addresses
         self._ends = np.array(self.ends, np.int64)
+        addresses = np.array([array.ctypes.data for array in arrays], np.int64)
+        # Token i of the axis, if it lies in piece p, is at address i * itemsize + shift[p].
+        begins = np.array([0, *self.ends[:-1]], np.int64)
+        self._shift_bytes = addresses - begins * self.dtype.itemsize
+        lowest = int(addresses.argmin())
+        self._lowest, self._lowest_address = self._arrays[lowest], int(addresses[lowest])
+        highest = max(int(a) + array.nbytes for a, array in zip(addresses, arrays, strict=True))
+        self._span_bytes = highest - self._lowest_address
         self._records: tuple[int, NDArray[np.void]] | None = None
 
     def parts(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
@@ -58,15 +55,30 @@ class Pieces:
     def addresses(
         self, starts: NDArray[np.int64], length: int
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Where windows lie in memory: [begins, ends), uint64, more than n where pieces end within."""
-        size = self.dtype.itemsize
-        if len(self._arrays) > 1:
-            parts = [part for start in starts.tolist() for part in self.parts(start, length)]
-            piece, begin, end = np.array(parts, np.int64).reshape(-1, 3).T
-            first = self._addresses[piece]
-            return (first + begin * size).astype(np.uint64), (first + end * size).astype(np.uint64)
-        begins = (self._addresses[0] + starts * size).astype(np.uint64)
-        return begins, begins + np.uint64(length * size)
+        """Where windows lie in memory: [begins, ends), uint64, in any order.
+
+        A window that straddles pieces has a range in each.
+        """
+        begins, straddling = self._locate(starts, length)
+        ends = begins + length * self.dtype.itemsize
+        if straddling.size:
+            ranges = [
+                (self._arrays[piece][begin:end].ctypes.data, (end - begin) * self.dtype.itemsize)
+                for row in straddling.tolist()
+                for piece, begin, end in self.parts(int(starts[row]), length)
+            ]
+            more = np.array(ranges, np.int64)
+            begins = np.concatenate([np.delete(begins, straddling), more[:, 0]])
+            ends = np.concatenate([np.delete(ends, straddling), more.sum(axis=1)])
+        return begins.astype(np.uint64), ends.astype(np.uint64)
+
+    def piece_at(self, address: int, size: int) -> tuple[int, int]:
+        """The piece that has bytes in [address, address + size), and the address of its first."""
+        for piece, array in enumerate(self._arrays):
+            first = array.ctypes.data
+            if first < address + size and address < first + array.nbytes:
+                return piece, first
+        raise LookupError(f"no piece at {address:#x}")
 
     def copy(self, start: int, out: NDArray[Any]) -> None:
         """Fills out, [n], with tokens [start, start + n)."""
@@ -84,12 +96,11 @@ class Pieces:
         if len(self._arrays) == 1:
             block = records[starts]
         else:
-            piece = self._ends.searchsorted(starts, side="right")
-            index = starts * self.dtype.itemsize + self._shift_bytes[piece]
-            straddling = np.flatnonzero(starts + length > self._ends[piece])
+            index, straddling = self._locate(starts, length)
+            index -= self._lowest_address
             if straddling.size:
                 block = np.empty(len(starts), records.dtype)
-                whole = np.flatnonzero(starts + length <= self._ends[piece])
+                whole = np.delete(np.arange(len(starts)), straddling)
                 block[whole] = records[index[whole]]
                 rows = block.view(self.dtype).reshape(-1, length)
                 for row in straddling.tolist():
@@ -98,14 +109,26 @@ class Pieces:
                 block = records[index]
         return block.view(self.dtype).reshape(-1, length)
 
+    def _locate(
+        self, starts: NDArray[np.int64], length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+        """The address of each window's first token, and which windows straddle pieces."""
+        size = self.dtype.itemsize
+        if len(self._arrays) == 1:
+            return self._shift_bytes[0] + starts * size, np.empty(0, np.intp)
+        piece = self._ends.searchsorted(starts, side="right")
+        straddling = np.flatnonzero(starts + length > self._ends[piece])
+        return self._shift_bytes[piece] + starts * size, straddling
+
     def _records_of(self, window_bytes: int) -> NDArray[np.void]:
-        if self._records is None or self._records[0] != window_bytes:
+        held = self._records  # read once: another thread may exchange it
+        if held is None or held[0] != window_bytes:
             stride = self.dtype.itemsize if len(self._arrays) == 1 else 1
             count = max(0, self._span_bytes - window_bytes) // stride + 1
             first = np.frombuffer(self._lowest, np.uint8)
             rows = as_strided(first, (count, window_bytes), (stride, 1), writeable=False)
-            self._records = window_bytes, rows.view(f"V{window_bytes}")[:, 0]
-        return self._records[1]
+            held = self._records = window_bytes, rows.view(f"V{window_bytes}")[:, 0]
+        return held[1]
 
     def _gather_row_by_row(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         block = np.empty((len(starts), length), self.dtype)

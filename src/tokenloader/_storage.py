@@ -1,27 +1,31 @@
-"""One file's tokens in host memory: mapped from the file, or read into RAM.
+"""Token files in host memory: mapped, or read into RAM by background threads.
 
-Whoever holds the array keeps the mapping alive; it ends with the last reference. Nothing here ever
-writes to the bytes.
+Who owns which bytes: a mapping is never written to. The array of a RamFill is written by its threads,
+each byte once, and is given out only when the last byte is in; from then on nobody writes to it.
+Memory ends with the last reference to its array.
 """
 
 from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Sequence
-from typing import Any
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tokenloader._formats import Extent
+from tokenloader._memory import available_bytes
 
-_READ_BYTES = 64 << 20  # a call; larger ones gain nothing and delay Ctrl-C
-_ADVICE_BYTES = (
-    128 << 10
-)  # Linux serves at most one read-ahead window a call; this is the common size
+_READ_BYTES = 16 << 20  # a call; larger ones gain nothing
+_NUM_READERS = 4
 _PROGRESS_AFTER_SECONDS = 3.0
+# preadv2, Linux 6.14: a read drops from the page cache what it brought there, and leaves what was.
+_RWF_DONTCACHE = 0x80
 
 
 def map_read_only(extent: Extent) -> NDArray[Any]:
@@ -48,37 +52,136 @@ def map_read_only(extent: Extent) -> NDArray[Any]:
     return np.frombuffer(mapped, extent.dtype, extent.num_tokens, extent.offset_bytes)
 
 
-def read_into_ram(extents: Sequence[Extent]) -> NDArray[Any]:
-    """The tokens of all extents, in order, in one allocation: [num_tokens], their common dtype.
+class RamFill:
+    """Reads extents, one after the other, into one array in RAM, in the background.
 
-    Read with large calls and not through a mapping, so that nothing is held twice. Shows a progress
-    bar when it takes longer than a few seconds.
+    Shows a progress bar when that takes more than a few seconds.
+
+    Args:
+        extents: of one dtype.
+        when_full: called once with the tokens, [num_tokens], on a background thread; never after an
+            error or stop().
+
+    Attributes:
+        error: what went wrong, or None.
 
     Raises:
-        OSError: a file cannot be read, or ends before its extent does.
+        MemoryError: the data is larger than the memory available.
     """
-    tokens = np.empty(sum(extent.num_tokens for extent in extents), extents[0].dtype)
-    buffer = memoryview(tokens.view(np.uint8))  # type: ignore[arg-type] # an array is a buffer
+
+    def __init__(
+        self, extents: Sequence[Extent], when_full: Callable[[NDArray[Any]], object]
+    ) -> None:
+        num_bytes = sum(extent.nbytes for extent in extents)
+        _check_it_fits(extents, num_bytes)
+        memory = mmap.mmap(-1, num_bytes)  # not np.empty: whole pages, which may be huge ones
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.error: OSError | None = None
+        self._array = np.frombuffer(memory, extents[0].dtype)
+        self._when_full = when_full
+        self._lock = threading.Lock()  # of all below
+        self._chunks = _chunks(extents)
+        self._left_bytes = num_bytes
+        self._stopped = False
+        self._progress = tqdm(
+            total=num_bytes,
+            desc="reading tokens into RAM",
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+            delay=_PROGRESS_AFTER_SECONDS,
+        )
+        self._threads = [
+            threading.Thread(target=self._run, name="tokenloader-fill", daemon=True)
+            for _ in range(_NUM_READERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> None:
+        """Returns when all is read, or an error or stop() has ended the reading."""
+        for thread in self._threads:
+            thread.join()
+
+    def stop(self) -> None:
+        """Ends the reading soon; does not wait."""
+        self._stopped = True
+
+    def _run(self) -> None:
+        buffer = memoryview(self._array.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
+        try:
+            while not self._stopped:
+                with self._lock:
+                    chunk = next(self._chunks, None)
+                if chunk is None:
+                    return
+                _read(chunk, buffer[chunk.at : chunk.at + chunk.num_bytes])
+                with self._lock:
+                    self._progress.update(chunk.num_bytes)
+                    self._left_bytes -= chunk.num_bytes
+                    full = not self._left_bytes
+                if full:
+                    self._progress.close()
+                    self._when_full(self._array)
+        except OSError as error:
+            self.error, self._stopped = error, True
+            self._progress.close()
+
+
+class _Chunk(NamedTuple):
+    extent: Extent
+    offset_bytes: int  # in the file
+    at: int  # in the array, bytes
+    num_bytes: int
+
+
+def _chunks(extents: Sequence[Extent]) -> Iterator[_Chunk]:
     at = 0
-    with tqdm(
-        total=tokens.nbytes,
-        desc="reading tokens into RAM",
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        delay=_PROGRESS_AFTER_SECONDS,
-    ) as progress:
-        for extent in extents:
-            end = at + extent.nbytes
-            with open(extent.path, "rb", buffering=0) as file:
-                file.seek(extent.offset_bytes)
-                while at < end:
-                    count = file.readinto(buffer[at : min(at + _READ_BYTES, end)])
-                    if not count:
-                        raise OSError(
-                            f"{extent.path}: ended at byte {file.tell():,} while being read, "
-                            f"{end - at:,} bytes of tokens early; has it been truncated?"
-                        )
-                    at += count
-                    progress.update(count)
-    return tokens
+    for extent in extents:
+        for done in range(0, extent.nbytes, _READ_BYTES):
+            size = min(_READ_BYTES, extent.nbytes - done)
+            yield _Chunk(extent, extent.offset_bytes + done, at + done, size)
+        at += extent.nbytes
+
+
+def _read(chunk: _Chunk, out: memoryview) -> None:
+    """Fills out, and leaves the page cache as it was where the system allows that."""
+    with open(chunk.extent.path, "rb", buffering=0) as file:
+        done = 0
+        while done < chunk.num_bytes:
+            count = _read_some(file.fileno(), out[done:], chunk.offset_bytes + done)
+            if not count:
+                raise OSError(
+                    errno.EIO,
+                    f"ended at byte {chunk.offset_bytes + done:,} while being read into RAM, before its "
+                    f"tokens did; has it been truncated?",
+                    str(chunk.extent.path),
+                )
+            done += count
+
+
+def _read_some(descriptor: int, out: memoryview, offset: int) -> int:
+    if not hasattr(os, "preadv"):
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.readv(descriptor, [out])
+    try:
+        return os.preadv(descriptor, [out], offset, _RWF_DONTCACHE)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+    count = os.preadv(descriptor, [out], offset)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_DONTNEED)
+    return count
+
+
+def _check_it_fits(extents: Sequence[Extent], num_bytes: int) -> None:
+    available = available_bytes()
+    if available is not None and num_bytes > available:
+        more = f" and {len(extents) - 1} more" if len(extents) > 1 else ""
+        raise MemoryError(
+            f'{extents[0].path}{more}: residency="ram" needs {num_bytes / 2**30:.2f} GiB and '
+            f"{available / 2**30:.2f} GiB of memory are available (control group limits included); "
+            f'use residency="mmap", which needs none'
+        )

@@ -7,22 +7,32 @@ be called from several threads at once, close() included.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import operator
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from tokenloader._advice import page_ranges, start_reading
-from tokenloader._formats import locate, token_dtype
+from tokenloader._advice import (
+    PAGE,
+    FaultError,
+    Ranges,
+    fault_in,
+    is_cached,
+    page_ranges,
+    start_reading,
+)
+from tokenloader._formats import Extent, locate, token_dtype
 from tokenloader._gather import Pieces
 from tokenloader._hub import download, is_hub_address
-from tokenloader._storage import map_read_only, read_into_ram
+from tokenloader._storage import RamFill, map_read_only
 
 Residency = Literal["mmap", "ram"]
 Source = str | os.PathLike[str]
@@ -48,12 +58,14 @@ def open_tokens(
         key: the tensor's name, in safetensors files.
         dtype: of the tokens in headerless files, and only there: "uint8", "uint16", "uint32", "int32"
             or "int64", little-endian.
-        residency: "mmap" maps the files: open at once, no RAM but the page cache. "ram" reads them
-            into RAM first, with a progress bar when it takes more than a few seconds.
+        residency: "mmap" maps the files: open at once, no RAM but the page cache. "ram" also opens at
+            once, and reads the files into RAM in the background, with a progress bar when that takes
+            more than a few seconds; until all is there, windows come from the mapped files.
 
     Raises:
         OSError: a file is missing, a directory or unreadable; or the Hub cannot be reached and the
             file is not in its cache.
+        MemoryError: residency is "ram" and the data is larger than the memory available.
         ValueError: the contents are not tokens as described (each error says what was found, what
             was needed and what to do), or the arguments do not go together.
         TypeError: source is of another type.
@@ -81,10 +93,9 @@ def open_tokens(
                 f"{extent.path} holds {extent.dtype} tokens and {extents[0].path} {extents[0].dtype}; "
                 f"the files of one token axis must have one dtype, so convert one of them"
             )
+    arrays = [map_read_only(extent) for extent in extents]
     name = str(extents[0].path) + (f" and {len(extents) - 1} more" if len(extents) > 1 else "")
-    if residency == "ram":
-        return TokenArray([read_into_ram(extents)], name=name, residency="ram")
-    return TokenArray([map_read_only(extent) for extent in extents], name=name, residency="mmap")
+    return TokenArray(arrays, name=name, residency=residency, extents=extents)
 
 
 class TokenArray:
@@ -102,6 +113,7 @@ class TokenArray:
         *,
         name: str,
         residency: Residency,
+        extents: Sequence[Extent] = (),  # that the arrays are mapped from, if they are
     ) -> None:
         pieces = Pieces(arrays)
         self.dtype: np.dtype[Any] = pieces.dtype
@@ -109,8 +121,16 @@ class TokenArray:
         self._num_tokens = pieces.ends[-1]
         self.nbytes: int = self._num_tokens * self.dtype.itemsize
         self._name = name
-        self._pieces: Pieces | None = pieces
+        self._extents = extents
+        self._held: _Held | None = _Held(pieces, mapped=bool(extents))
+        self._closed = False
         self._fingerprint: str | None = None
+        self._fill: RamFill | None = None
+        if extents and residency == "ram":
+            # The fill's threads must not keep tokens that everybody else has let go of.
+            self_if_alive = weakref.ref(self)
+            self._fill = RamFill(extents, lambda tokens: _hold_in_ram(self_if_alive, tokens))
+            weakref.finalize(self, self._fill.stop)
 
     def __len__(self) -> int:
         return self._num_tokens
@@ -119,17 +139,17 @@ class TokenArray:
         size = (
             f"{self.nbytes / 2**30:.2f} GiB" if self.nbytes >= 2**30 else f"{self.nbytes:,} bytes"
         )
-        state = "closed" if self._pieces is None else self.residency
+        state = "closed" if self._closed else self.residency
         return f"TokenArray({self._name}: {len(self):,} {self.dtype} tokens, {size}, {state})"
 
     def __getitem__(self, index: int | slice) -> Any:
         """`tokens[i]` is a numpy scalar, `tokens[a:b]` a numpy copy."""
-        pieces = self._open_pieces()
+        held = self._hold()
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return self.gather(np.arange(start, stop, step), 1).reshape(-1)
-            return self._copy(pieces, start, max(start, stop))
+            return self._copy(held, start, max(start, stop))
         position = operator.index(index)
         if not -len(self) <= position < len(self):
             raise IndexError(f"token {position} of {self!r}; there are tokens 0 to {len(self) - 1}")
@@ -151,16 +171,19 @@ class TokenArray:
         Raises:
             IndexError: a window does not lie within the tokens.
             ValueError: starts, length or out is of the wrong shape or dtype; or the array is closed.
+            OSError: a file was truncated, or its disk fails.
         """
-        pieces = self._open_pieces()
+        held = self._hold()
         starts = self._checked_windows(starts, length)
+        if held.mapped:
+            self._fault_in(held.pieces, starts, length)
         if out is None:
-            return pieces.gather(starts, length)
+            return held.pieces.gather(starts, length)
         if out.shape != (len(starts), length) or out.dtype != self.dtype:
             raise ValueError(
                 f"out is {out.dtype}{list(out.shape)}; needed is {self.dtype}{[len(starts), length]}"
             )
-        out[...] = pieces.gather(starts, length)
+        out[...] = held.pieces.gather(starts, length)
         return out
 
     def will_need(self, starts: ArrayLike, length: int) -> None:
@@ -173,10 +196,28 @@ class TokenArray:
             starts: int [n], the first token of each window.
             length: tokens in a window, 1 or more.
         """
-        pieces = self._open_pieces()
-        if self.residency == "mmap":
+        held = self._hold()
+        if held.mapped:
             starts = self._checked_windows(starts, length)
-            start_reading(page_ranges(*pieces.addresses(starts, length)))
+            start_reading(_pages(held.pieces, starts, length))
+
+    def is_cached(self, start: int) -> bool:
+        """Whether a token is in memory: in RAM, or in the page cache. A hint, in 2 us."""
+        held = self._hold()
+        if not held.mapped:
+            return True
+        begins, _ = held.pieces.addresses(np.array([start], np.int64), 1)
+        return is_cached(int(begins[0]))
+
+    def wait_until_loaded(self) -> None:
+        """Waits until all tokens are in RAM, for residency "ram"; else returns at once.
+
+        Raises:
+            OSError: a file cannot be read, or ends before its tokens do.
+        """
+        if self._fill is not None:
+            self._fill.wait()
+        self._hold()
 
     def fingerprint(self) -> str:
         """A name for the contents: "DTYPE:NUM_TOKENS:HASH", equal for equal tokens.
@@ -195,10 +236,13 @@ class TokenArray:
 
     def close(self) -> None:
         """Lets go of the bytes. What another thread is gathering meanwhile still completes."""
-        self._pieces = None
+        self._closed = True
+        self._held = None
+        if self._fill is not None:
+            self._fill.stop()
 
     def __enter__(self) -> Self:
-        self._open_pieces()
+        self._hold()
         return self
 
     def __exit__(
@@ -209,23 +253,45 @@ class TokenArray:
     ) -> None:
         self.close()
 
-    def _copy(self, pieces: Pieces, start: int, stop: int) -> NDArray[Any]:
+    def _copy(self, held: _Held, start: int, stop: int) -> NDArray[Any]:
         """Tokens [start, stop), read from disk one stride ahead of the copying."""
         out = np.empty(stop - start, self.dtype)
-        ahead = start
         for at in range(start, stop, _COPY_TOKENS):
-            while ahead < min(at + 2 * _COPY_TOKENS, stop):
-                if self.residency == "mmap":
-                    one, length = np.array([ahead]), min(_COPY_TOKENS, stop - ahead)
-                    start_reading(page_ranges(*pieces.addresses(one, length)))
-                ahead += _COPY_TOKENS
-            pieces.copy(at, out[at - start : at - start + _COPY_TOKENS])
+            part = out[at - start : at - start + _COPY_TOKENS]
+            if held.mapped:
+                start_reading(_pages(held.pieces, [at], min(2 * _COPY_TOKENS, stop - at)))
+                self._fault_in(held.pieces, [at], len(part))
+            held.pieces.copy(at, part)
         return out
 
-    def _open_pieces(self) -> Pieces:
-        if self._pieces is None:
+    def _hold(self) -> _Held:
+        """The bytes, for as long as the caller keeps what this returns."""
+        held = self._held
+        if held is None:
             raise ValueError(f"{self!r}: it was closed; open the tokens again")
-        return self._pieces
+        if self._fill is not None and self._fill.error is not None:
+            raise self._fill.error
+        return held
+
+    def _fault_in(self, pieces: Pieces, starts: ArrayLike, length: int) -> None:
+        """Makes windows readable: where a file has lost them, touching them would kill the process."""
+        try:
+            if fault_in(_pages(pieces, starts, length)):
+                return
+        except FaultError as error:
+            piece, first = pieces.piece_at(error.address, PAGE)
+            extent = self._extents[piece]
+            offset = max(extent.offset_bytes, extent.offset_bytes + error.address - first)
+            raise _lost(extent, offset, error) from error
+        # The system cannot tell: see whether the files still have their size. What they lose between
+        # this and the copying still kills the process there.
+        for extent in {
+            self._extents[piece]
+            for start in np.asarray(starts).tolist()
+            for piece, _, _ in pieces.parts(start, length)
+        }:
+            if extent.path.stat().st_size < extent.offset_bytes + extent.nbytes:
+                raise _lost(extent, extent.path.stat().st_size)
 
     def _checked_windows(self, starts: ArrayLike, length: int) -> NDArray[np.int64]:
         array = np.asarray(starts)
@@ -244,6 +310,36 @@ class TokenArray:
                     f"window [{start:,}, {start + length:,}) does not lie within {self!r}"
                 )
         return array
+
+
+def _pages(pieces: Pieces, starts: ArrayLike, length: int) -> Ranges:
+    return page_ranges(*pieces.addresses(np.asarray(starts, np.int64), length))
+
+
+class _Held(NamedTuple):
+    """The bytes, whose exchange for others (mapped for RAM) is one assignment."""
+
+    pieces: Pieces
+    mapped: bool
+
+
+def _hold_in_ram(tokens: weakref.ref[TokenArray], array: NDArray[Any]) -> None:
+    alive = tokens()
+    if alive is not None and alive._held is not None:
+        alive._held = _Held(Pieces([array]), mapped=False)
+        if alive._closed:  # meanwhile
+            alive._held = None
+
+
+def _lost(extent: Extent, offset_bytes: int, error: OSError | None = None) -> OSError:
+    size_bytes = extent.path.stat().st_size if extent.path.exists() else 0
+    return OSError(
+        errno.EIO,
+        f"cannot be read at byte {offset_bytes:,}: it has {size_bytes:,} bytes now and had "
+        f"{extent.offset_bytes + extent.nbytes:,} when it was opened; was it truncated or overwritten, "
+        f"or does its disk fail{f' ({error})' if error else ''}?",
+        str(extent.path),
+    )
 
 
 def _from_array(array: NDArray[Any]) -> TokenArray:
