@@ -294,6 +294,7 @@ class TokenLoader:
                     self._sample,
                     self._end,
                 ),
+                self.batch_size,
                 self.seq_len + 1,
                 self.sharding,
                 self._counters,

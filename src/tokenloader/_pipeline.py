@@ -27,8 +27,12 @@ from tokenloader._transfer import put
 
 # Plan arithmetic costs 0.1 us a sample in blocks of 4,096 and 10 us in blocks of 32.
 _PLAN_SAMPLES = 4096
-# Batches announced to the disk before they are gathered.
-_LOOK_AHEAD = 8
+# How far ahead windows are announced to the disk: so many that its queue stays full, and at least two
+# batches. Cold, 32x1024 on a virtual NVMe disk: 16 batches reach what 32 do, 8 come 6% short, 2 a quarter.
+_AHEAD_WINDOWS = 512
+_AHEAD_BYTES = 32 << 20
+# After so many batches without a miss, the data counts as cached, and is no longer announced.
+_BATCHES_WITHOUT_MISS = 64
 
 
 class Step(NamedTuple):
@@ -75,27 +79,67 @@ def plan_steps(
         sample += num_steps * batch_size
 
 
+class LookAhead:
+    """Announces steps to the disk before they are gathered, while that gains something.
+
+    One window of each step is probed (2 us) some steps before its turn, when nobody has asked for it
+    yet: the windows are spread over the data, so the probes tell how much of it is cached. They go on
+    when announcing has stopped, and so it begins again when the cache is lost.
+
+    Args:
+        steps: in order.
+        depth: steps to announce ahead, 1 or more.
+    """
+
+    def __init__(self, tokens: TokenArray, steps: Iterator[Step], window: int, depth: int) -> None:
+        self._tokens, self._steps, self._window, self._depth = tokens, steps, window, depth
+        self._ahead: deque[Step] = deque()
+        self._announcing = _BATCHES_WITHOUT_MISS  # so many batches more
+
+    def next_step(self) -> Step | None:
+        """The next step to gather; None after the last."""
+        for step in itertools.islice(self._steps, 1 + self._depth - len(self._ahead)):
+            if not self._tokens.is_cached(int(step.starts[0])):
+                self.missed()
+            if self._announcing:
+                self._announcing -= 1
+                self._tokens.will_need(step.starts, self._window)
+            self._ahead.append(step)
+        return self._ahead.popleft() if self._ahead else None
+
+    def missed(self) -> None:
+        """Something was not in memory."""
+        self._announcing = _BATCHES_WITHOUT_MISS
+
+
+def look_ahead_depth(batch_size: int, window_bytes: int) -> int:
+    """Steps to announce ahead."""
+    windows = min(_AHEAD_WINDOWS, _AHEAD_BYTES // window_bytes)
+    return max(2, -(-windows // batch_size))
+
+
 def produce(
     tokens: TokenArray,
     steps: Iterator[Step],
+    batch_size: int,
     window: int,
     sharding: Sharding,
     counters: Counters,
 ) -> Iterator[Block]:
     """Runs on the background thread: announces, gathers and transfers one step after the other."""
-    announced: deque[Step] = deque()
+    depth = look_ahead_depth(batch_size, window * tokens.dtype.itemsize)
+    look_ahead = LookAhead(tokens, steps, window, depth)
     while True:
         with TraceAnnotation("tokenloader.look_ahead"):
-            for step in itertools.islice(steps, 1 + _LOOK_AHEAD - len(announced)):
-                tokens.will_need(step.starts, window)
-                announced.append(step)
-        if not announced:
+            step = look_ahead.next_step()
+        if step is None:
             return
-        step = announced.popleft()
         with TraceAnnotation("tokenloader.gather"):
-            began, faults = time.perf_counter(), _major_page_faults()
+            began, faults_before = time.perf_counter(), _major_page_faults()
             block = tokens.gather(step.starts, window)
-            counters.major_page_faults += _major_page_faults() - faults
+            if faults := _major_page_faults() - faults_before:
+                counters.major_page_faults += faults
+                look_ahead.missed()
             counters.gather_seconds += time.perf_counter() - began
         with TraceAnnotation("tokenloader.transfer"):
             began = time.perf_counter()
