@@ -1066,7 +1066,8 @@ def test_stats_are_exact_sums_of_the_clock(tokens, monkeypatch):
     )
     monkeypatch.setattr(_pipeline, "time", clock(squares))
     monkeypatch.setattr(_pipeline, "_major_page_faults", lambda: next(faults))
-    loader = tl.TokenLoader(tokens, 4, 100, plan=tl.SequentialWindows(), prefetch=1)
+    # Without a transform, each batch is taken when it is asked for and not before.
+    loader = tl.TokenLoader(tokens, 4, 100, plan=tl.SequentialWindows(), prefetch=1, transform=None)
     assert loader.stats == tl.LoaderStats(0, 0, 0.0, 0.0, 0.0, 0)
     assert len(list(loader)) == 3
     assert loader.stats == tl.LoaderStats(

@@ -1,5 +1,6 @@
 """The background's work as a plain generator: which step, in which order of announcing and gathering."""
 
+import itertools
 import types
 
 import jax
@@ -7,7 +8,15 @@ import numpy as np
 import pytest
 
 from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs, _pipeline, open_tokens
-from tokenloader._pipeline import _LOOK_AHEAD, _PLAN_SAMPLES, Counters, plan_steps, produce
+from tokenloader._pipeline import (
+    _BATCHES_WITHOUT_MISS,
+    _PLAN_SAMPLES,
+    Counters,
+    LookAhead,
+    look_ahead_depth,
+    plan_steps,
+    produce,
+)
 from tokenloader._transfer import resolve_sharding
 
 N, T = 1000, 9
@@ -70,8 +79,12 @@ def test_a_plan_without_new_targets_has_none():
 class RecordingTokens:
     """Tokens that write down what is asked of them."""
 
-    def __init__(self, array):
-        self.tokens, self.log = open_tokens(array), []
+    def __init__(self, array, cached=False):
+        self.tokens, self.log, self.cached = open_tokens(array), [], cached
+        self.dtype = self.tokens.dtype
+
+    def is_cached(self, start):
+        return self.cached
 
     def will_need(self, starts, length):
         self.log.append(("will_need", starts.tolist(), length))
@@ -85,27 +98,93 @@ def run(tokens, plan, batch_size, end, counters=None):
     return produce(
         tokens,
         plan_steps(plan, N, T, batch_size, 0, end),
+        batch_size,
         T + 1,
         resolve_sharding(None, batch_size),
         counters or Counters(),
     )
 
 
-def test_each_step_is_announced_once_in_order_and_well_before_it_is_gathered():
+def test_each_step_is_announced_once_in_order_and_well_before_it_is_gathered(monkeypatch):
+    monkeypatch.setattr(_pipeline, "_AHEAD_WINDOWS", 16)
     tokens, num_steps, batch_size = RecordingTokens(np.arange(N, dtype=np.uint16)), 30, 2
     blocks = run(tokens, RandomWindows(0), batch_size, num_steps * batch_size)
     for gathered in range(1, num_steps + 1):
         next(blocks)
         kinds = [kind for kind, *_ in tokens.log]
         assert kinds.count("gather") == gathered
-        assert kinds.count("will_need") == min(num_steps, gathered + _LOOK_AHEAD)
+        assert kinds.count("will_need") == min(num_steps, gathered + 8)
     assert list(blocks) == []
     announced = [windows for kind, *windows in tokens.log if kind == "will_need"]
     assert announced == [windows for kind, *windows in tokens.log if kind == "gather"]
     # The first gather comes after the first announcements, and not before.
-    assert [kind for kind, *_ in tokens.log[: 2 + _LOOK_AHEAD]] == ["will_need"] * (
-        1 + _LOOK_AHEAD
-    ) + ["gather"]
+    assert [kind for kind, *_ in tokens.log[:10]] == ["will_need"] * 9 + ["gather"]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "window_bytes", "steps"),
+    [
+        (32, 2050, 16),  # 512 windows
+        (1, 2050, 512),
+        (8, 2050, 64),
+        (256, 2050, 2),
+        (5000, 2050, 2),  # never fewer than two batches
+        (8, 1 << 20, 4),  # 32 MiB
+        (1, 1 << 40, 2),
+    ],
+)
+def test_the_depth_keeps_the_disk_busy_and_is_bounded_in_bytes(batch_size, window_bytes, steps):
+    assert look_ahead_depth(batch_size, window_bytes) == steps
+
+
+def announced_steps(look_ahead, tokens, num_steps):
+    """Of the next steps, which were announced at all: [bool]."""
+    steps = [look_ahead.next_step() for _ in range(num_steps)]
+    announced = [starts for kind, starts, _ in tokens.log if kind == "will_need"]
+    return [step.starts.tolist() in announced for step in steps]
+
+
+def endless(tokens):
+    return LookAhead(tokens, plan_steps(RandomWindows(0), N, T, 5, 0, None), T + 1, 4)
+
+
+def test_cached_data_is_soon_no_longer_announced():
+    tokens = RecordingTokens(np.arange(N, dtype=np.uint16), cached=True)
+    found = announced_steps(endless(tokens), tokens, 3 * _BATCHES_WITHOUT_MISS)
+    assert found == [True] * _BATCHES_WITHOUT_MISS + [False] * 2 * _BATCHES_WITHOUT_MISS
+
+
+def test_data_that_is_not_cached_is_announced_without_end():
+    tokens = RecordingTokens(np.arange(N, dtype=np.uint16))
+    assert all(announced_steps(endless(tokens), tokens, 5 * _BATCHES_WITHOUT_MISS))
+
+
+@pytest.mark.parametrize("found_by", ["probe", "fault"])
+def test_announcing_begins_again_when_the_cache_is_lost_and_ends_when_it_is_back(found_by):
+    tokens = RecordingTokens(np.arange(N, dtype=np.uint16), cached=True)
+    look_ahead = endless(tokens)
+    assert not announced_steps(look_ahead, tokens, 2 * _BATCHES_WITHOUT_MISS)[-1]
+    if found_by == "fault":
+        look_ahead.missed()
+    else:
+        tokens.cached = False
+        announced_steps(look_ahead, tokens, 1)
+        tokens.cached = True
+    found = announced_steps(look_ahead, tokens, 2 * _BATCHES_WITHOUT_MISS)
+    assert True in found
+    assert sum(found) <= _BATCHES_WITHOUT_MISS
+    assert not found[-1]
+
+
+def test_a_fault_while_gathering_counts_as_a_miss(monkeypatch):
+    monkeypatch.setattr(_pipeline, "_AHEAD_WINDOWS", 16)
+    faults = itertools.chain([0, 0] * 100, [0, 1], itertools.repeat(0))
+    monkeypatch.setattr(_pipeline, "_major_page_faults", lambda: next(faults))
+    tokens = RecordingTokens(np.arange(N, dtype=np.uint16), cached=True)
+    list(run(tokens, RandomWindows(0), 2, 400))
+    kinds = [kind for kind, *_ in tokens.log]
+    assert kinds.count("gather") == 200
+    assert kinds.count("will_need") == 2 * _BATCHES_WITHOUT_MISS
 
 
 def test_blocks_are_the_windows_in_order_with_their_sample():

@@ -22,6 +22,7 @@ ROOMS = [
     "_philox",
     "_permutation",
     "_advice",
+    "_memory",
     "_formats",
     "_storage",
     "_gather",

@@ -125,6 +125,7 @@ class TokenLoader:
 
         self._counters = Counters()
         self._prefetcher: Prefetcher[Block] | None = None
+        self._made: _Made | None = None
         self._closed = False
         self._finished = False
         self._step = self._sample = 0  # of the next batch to hand out
@@ -151,24 +152,22 @@ class TokenLoader:
             self._stop_prefetching()
             raise StopIteration
         try:
-            with TraceAnnotation("tokenloader.wait"):
-                began = time.perf_counter()
-                block = self._take()
-                self._counters.wait_seconds += time.perf_counter() - began
-            with TraceAnnotation("tokenloader.transform"):
-                if self._make_batch is None:
-                    batch = block.tokens
-                elif block.new_targets is None:
-                    batch = self._make_batch(block.tokens)
-                else:
-                    batch = self._make_batch(block.tokens, block.new_targets)
+            made, self._made = self._made, None
+            if made is not None and made.sample != self._sample:
+                self._stop_prefetching()  # Ctrl-C fell between a batch's making and its counting
+                made = None
+            if made is None:
+                made = self._make(self._take())
+            elif self._prefetcher is not None:
+                self._prefetcher.release()
+            self._made = self._make_if_there()
         except BaseException:
-            # Also Ctrl-C: the blocks made so far may no longer begin at the position. Make them anew.
+            # Also Ctrl-C: what is made so far may no longer begin at the position. Make it anew.
             self._stop_prefetching(wait=False)
             raise
         self._step, self._sample = self._step + 1, self._sample + self.batch_size
         self._counters.batches += 1
-        return batch
+        return made.batch
 
     def get_state(self) -> dict[str, Any]:
         """The position after the last batch handed out, as a small JSON-able dict.
@@ -303,7 +302,10 @@ class TokenLoader:
             self._finalizer = weakref.finalize(self, self._prefetcher.stop, wait=False)
             self._finalizer.atexit = False  # the prefetcher sees to that itself
         try:
-            block = self._prefetcher.take()
+            with TraceAnnotation("tokenloader.wait"):
+                began = time.perf_counter()
+                block = self._prefetcher.take()
+                self._counters.wait_seconds += time.perf_counter() - began
             if block.sample == self._sample:
                 return block
         except StopIteration:
@@ -312,12 +314,36 @@ class TokenLoader:
         self._stop_prefetching()
         return self._take()
 
+    def _make(self, block: Block) -> _Made:
+        """Launches the transform; does not wait for the device."""
+        with TraceAnnotation("tokenloader.transform"):
+            if self._make_batch is None:
+                return _Made(block.sample, block.tokens)
+            if block.new_targets is None:
+                return _Made(block.sample, self._make_batch(block.tokens))
+            return _Made(block.sample, self._make_batch(block.tokens, block.new_targets))
+
+    def _make_if_there(self) -> _Made | None:
+        """The batch after the one to hand out, so that the device makes it while that one is used."""
+        if self._prefetcher is None or self._make_batch is None:
+            return None
+        block = self._prefetcher.take_if_there()
+        return None if block is None else self._make(block)
+
     def _stop_prefetching(self, *, wait: bool = True) -> None:
+        self._made = None
         # Let go of first: Ctrl-C during the wait must not leave a prefetcher that has ended.
         prefetcher, self._prefetcher = self._prefetcher, None
         if prefetcher is not None:
             self._finalizer.detach()
             prefetcher.stop(wait=wait)
+
+
+class _Made(NamedTuple):
+    """A batch whose transform is launched."""
+
+    sample: int
+    batch: Any
 
 
 class _Origin(NamedTuple):

@@ -13,9 +13,10 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -36,8 +37,8 @@ class _Stop:
         self.permits.put(None)
 
 
-# The threads that may still be at work, and how to end each.
-_running: dict[threading.Thread, _Stop] = {}
+# The threads that are alive (Python keeps those), and how to end each.
+_running: weakref.WeakKeyDictionary[threading.Thread, _Stop] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,24 @@ class Prefetcher(Generic[T]):
         self._permits.put(None)
         return item
 
+    def take_if_there(self) -> T | None:
+        """The next item if it is made already; None if not, also at the end and at an error.
+
+        It goes on counting as waiting until release().
+        """
+        try:
+            item = self._ready.get_nowait()
+        except Empty:
+            return None
+        if isinstance(item, _End):  # the last there is: put back, it is the only one
+            self._ready.put(item)
+            return None
+        return item
+
+    def release(self) -> None:
+        """What take_if_there() gave waits no longer: another item may be made."""
+        self._permits.put(None)
+
     def stop(self, *, wait: bool = True) -> None:
         """Ends the thread after the item it is making; what was not taken is dropped."""
         self._stop()
@@ -115,7 +134,6 @@ def _run(
     except BaseException as error:  # StopIteration among them: it is the taker's to see
         ready.put(_End(error))
     finally:
-        _running.pop(threading.current_thread(), None)
         # An error's traceback holds this frame: it must not hold the queue with the error in it.
         del items, ready, permits, stopping
 
