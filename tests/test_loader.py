@@ -870,6 +870,37 @@ def test_the_last_block_that_was_taken_but_never_counted_is_not_skipped(tokens):
     np.testing.assert_array_equal(np.concatenate([first, last]), rows_of(plan, 0, 10, 100))
 
 
+@pytest.mark.parametrize("plan", [tl.ShuffledEpochs(0), tl.SequentialWindows()], ids=repr)
+def test_a_batch_that_was_made_early_but_not_reached_is_not_handed_out_in_place_of_another(
+    tokens, plan
+):
+    # What Ctrl-C leaves behind when it falls between the making of the next batch and the counting.
+    with tl.TokenLoader(tokens, 3, 40, plan=plan) as loader:
+        next(loader)
+        for step in range(1, 6):
+            eventually(loader._prefetcher._ready.qsize)
+            batch = next(loader)
+            loader._step, loader._sample = step, 3 * step
+            again = next(loader)
+            block = rows_of(plan, 3 * step, 3, 40)
+            np.testing.assert_array_equal(batch.targets, block[:, 1:])
+            np.testing.assert_array_equal(again.targets, block[:, 1:])
+            assert loader.get_state()["step"] == step + 1
+
+
+def test_the_transform_of_the_next_batch_is_launched_early_and_does_not_count(tokens):
+    plan = tl.ShuffledEpochs(0)
+    with tl.TokenLoader(tokens, 3, 40, plan=plan, prefetch=2) as loader:
+        next(loader)
+        assert eventually(lambda: loader._prefetcher._ready.qsize() > 0)
+        next(loader)
+        assert loader._made.sample == 6
+        assert loader.get_state()["step"] == loader.stats.batches == 2
+        state = loader.get_state()
+        loader.set_state({**state, "step": 1, "sample": 3})
+        np.testing.assert_array_equal(next(loader).inputs, rows_of(plan, 3, 3, 40)[:, :-1])
+
+
 @pytest.mark.timeout(10)
 def test_ctrl_c_while_the_thread_is_being_ended_does_not_hang_the_next_batch(tokens, monkeypatch):
     stop = _prefetch.Prefetcher.stop

@@ -70,6 +70,35 @@ def test_never_more_than_depth_items_are_made_beyond_those_taken(start, depth):
         prefetcher.take()
 
 
+def test_an_item_taken_early_counts_as_waiting_until_it_is_released(start):
+    made = []
+    prefetcher = start((made.append(i) or i for i in range(10**6)), 2)
+    for i in range(4):
+        assert eventually(lambda i=i: len(made) == 2 + i)
+        assert prefetcher.take_if_there() == i
+        time.sleep(0.01)
+        assert len(made) == 2 + i
+        prefetcher.release()
+
+
+def test_nothing_is_taken_early_that_is_not_made_yet(start):
+    going = threading.Event()
+    prefetcher = start((going.wait() and i for i in range(3)), 2)
+    assert prefetcher.take_if_there() is None
+    going.set()
+    assert [prefetcher.take() for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [StopIteration, OSError])
+def test_the_end_and_an_error_are_not_taken_early_and_stay_to_be_told(start, error):
+    prefetcher = start(Source(0, error), 2)
+    prefetcher._thread.join(5)
+    for _ in range(3):
+        assert prefetcher.take_if_there() is None
+    with pytest.raises(error):
+        prefetcher.take()
+
+
 def test_items_run_on_a_daemon_thread_of_their_own_and_one_only(start):
     seen = []
     prefetcher = start((seen.append(threading.current_thread()) or i for i in range(5)), 2)

@@ -157,3 +157,13 @@ def test_all_differences_are_listed_at_once():
         check_same_run(other, STATE)
     fields = [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:-1]]
     assert fields == ["plan", "seq_len", "data"]
+
+
+def test_the_integers_of_numpy_are_integers_and_a_batch_of_none_is_not():
+    state = LoaderState(3, 12, 4, 9, "plan", "data")
+    fields = {k: np.int64(v) if isinstance(v, int) else v for k, v in state.to_dict().items()}
+    read = from_dict(fields | {"version": 1})
+    assert read == state
+    assert json.dumps(read.to_dict()) == json.dumps(state.to_dict())
+    with pytest.raises(ValueError, match="batch_size is 0; needed is an integer of 1 or more"):
+        from_dict(state.to_dict() | {"batch_size": 0})

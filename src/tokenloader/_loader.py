@@ -75,7 +75,8 @@ class TokenLoader:
             that splits the batch axis or replicates. None: JAX's default device now, at construction.
         prefetch: blocks that may wait on the device, 1 or more; 2 is double buffering.
         transform: a traceable function from a block, integers [batch_size, seq_len + 1] on the device,
-            to a pytree; run under jit when a batch is handed out. None hands out the block itself.
+            to a pytree; run under jit when a batch is handed out. None hands out the block itself, with
+            which there is no loss_mask: what SequentialWindows repeats is then for you to leave out.
             Blocks have the tokens' dtype, but int64 is narrowed to int32.
 
     Raises:
@@ -298,9 +299,10 @@ class TokenLoader:
                 self.sharding,
                 self._counters,
             )
-            self._prefetcher = Prefetcher(blocks, self.prefetch)
-            self._finalizer = weakref.finalize(self, self._prefetcher.stop, wait=False)
+            prefetcher = Prefetcher(blocks, self.prefetch)
+            self._finalizer = weakref.finalize(self, prefetcher.stop, wait=False)
             self._finalizer.atexit = False  # the prefetcher sees to that itself
+            self._prefetcher = prefetcher
         try:
             with TraceAnnotation("tokenloader.wait"):
                 began = time.perf_counter()

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 VERSION = 1
 
 
@@ -67,8 +69,14 @@ def from_dict(state: Mapping[str, Any]) -> LoaderState:
         if name in ("plan", "data"):
             if not isinstance(value, str):
                 raise ValueError(f"state: {name} is {value!r}; needed is a string")
-        elif not isinstance(value, int) or value < 0:
-            raise ValueError(f"state: {name} is {value!r}; needed is an integer of 0 or more")
+        else:
+            least = 0 if name in ("step", "sample") else 1
+            # Some checkpointers give numpy's integers back.
+            if not isinstance(value, (int, np.integer)) or value < least:
+                raise ValueError(
+                    f"state: {name} is {value!r}; needed is an integer of {least} or more"
+                )
+            fields[name] = int(value)
     return LoaderState(**fields)
 
 
