@@ -5,9 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import memory, report, warm
+from benchmarks import cold, cpu, first, memory, report, scale, train, warm
 
-PROGRAMS = {"warm": warm, "memory": memory, "report": report}
+PROGRAMS = {
+    "warm": warm,
+    "cold": cold,
+    "first": first,
+    "train": train,
+    "memory": memory,
+    "scale": scale,
+    "cpu": cpu,
+    "report": report,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ several set-ups compete, the one that was fastest here is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,14 @@ def bare_parts(path: Path, B: int, T: int) -> Iterator[Pair]:
             yield make_batch(jax.device_put(block, device))
 
 
-def nanogpt(path: Path, B: int, T: int) -> Iterator[Pair]:
+def nanogpt(path: Path, B: int, T: int, seed: int = 0) -> Iterator[Pair]:
     """The get_batch of nanoGPT over to JAX: a memmap, a loop over rows, stack, device_put.
 
     Kinder to it than the original, which opens the memmap anew for every batch (against the growth of
     resident memory) and widens to int64.
     """
     data = _memmap(path)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     while True:
         starts = rng.integers(0, len(data) - T, B)
         inputs = np.stack([data[i : i + T].astype(np.int32) for i in starts])
@@ -186,14 +186,20 @@ class _Windows:
     """A random-access source of windows, for Grain and PyTorch."""
 
     def __init__(self, path: Path, T: int) -> None:
-        self._data = _memmap(path).view(np.ndarray)  # np.memmap itself is slower to index
-        self._T = T
+        self._path, self._T = path, T
+
+    @cached_property  # each worker process opens the file for itself
+    def _data(self) -> np.ndarray:
+        return _memmap(self._path).view(np.ndarray)  # np.memmap itself is slower to index
 
     def __len__(self) -> int:
         return (len(self._data) - 1) // self._T
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self._data[i * self._T : (i + 1) * self._T + 1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_path": self._path, "_T": self._T}
 
 
 def _identity(tokens: Any) -> Iterator[Any]:

@@ -11,7 +11,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ _SHAPE = (32, 1024)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gib", type=float, help="size of the file (default: the full 19.09)")
-    parser.add_argument("--file", type=Path, help="use this token file and do not write one")
+    token_file.add_arguments(parser)
     parser.add_argument("--residency", choices=["mmap", "ram"], help=argparse.SUPPRESS)
 
 
@@ -31,12 +29,7 @@ def run(options: argparse.Namespace) -> None:
     if options.residency:
         print(json.dumps(_measure(options.file, options.residency)))
         return
-    with tempfile.TemporaryDirectory() as directory:
-        path = options.file
-        if path is None:
-            path = Path(directory) / "train.safetensors"
-            measure.say("writing the token file")
-            token_file.write(path, token_file.size_option(options.gib))
+    with token_file.made(options) as path:
         rows = {residency: _in_a_process(path, residency) for residency in ("mmap", "ram")}
     result = {"question": (__doc__ or "").splitlines()[0], "batches": _BATCHES, "shape": _SHAPE}
     measure.write_result("memory", {**result, "residencies": rows})
@@ -64,17 +57,36 @@ def _measure(path: Path, residency: str) -> dict[str, Any]:
             jax.block_until_ready(next(loader))
     before = highest = _anonymous_bytes()
     tokens = tl.open_tokens(path, residency=residency)
+    on_device = []
     with tl.TokenLoader(tokens, *_SHAPE) as loader:
+        before_device = _device_bytes()
         for i in range(_BATCHES):
-            jax.block_until_ready(next(loader))
+            if i == _BATCHES // 2:
+                tokens.wait_until_loaded()  # half while it is being filled, half from RAM
+            batch = jax.block_until_ready(next(loader))
             if i % 20 == 0:
                 highest = max(highest, _anonymous_bytes())
+                handed_out = sum(x.nbytes for x in jax.tree.leaves(batch))
+                on_device.append(_device_bytes() - before_device - handed_out)
+    batch_bytes = 2 * 4 * _SHAPE[0] * _SHAPE[1]
+    block_bytes = 2 * _SHAPE[0] * (_SHAPE[1] + 1)
     return {
         "data_bytes": tokens.nbytes,
         "jax_anonymous_mib": round(before / 2**20, 1),
         "added_anonymous_mib": round((highest - before) / 2**20, 1),
         "added_share_of_data": round((highest - before) / tokens.nbytes, 4),
+        "prefetch": loader.prefetch,
+        "block_bytes": block_bytes,
+        "batch_bytes": batch_bytes,
+        "device_bytes_in_flight": max(on_device),
+        "device_bytes_allowed": (loader.prefetch + 1) * (block_bytes + batch_bytes),
     }
+
+
+def _device_bytes() -> int:
+    import jax
+
+    return sum(x.nbytes for x in jax.live_arrays())
 
 
 def _anonymous_bytes() -> int:

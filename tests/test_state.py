@@ -6,6 +6,7 @@ import json
 import re
 import types
 
+import numpy as np
 import pytest
 
 from tokenloader._state import VERSION, LoaderState, check_same_run, from_dict
