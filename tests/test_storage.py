@@ -206,3 +206,16 @@ def test_a_slow_read_shows_a_progress_bar_that_ends_full(tmp_path, capfd, monkey
     assert out == ""
     assert "reading tokens into RAM: 100%" in err
     assert "8.00k/8.00k" in err  # 2 x (3,000 + 1,096) bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_tokens_in_ram_are_memory_of_the_process_and_no_more_than_the_data(tmp_path):
+    def anonymous_bytes():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+    extent = written(tmp_path / "t", 96, np.ones(32 << 20, np.uint16))
+    gc.collect()
+    before = anonymous_bytes()
+    tokens = read_into_ram([extent])
+    assert abs(anonymous_bytes() - before - tokens.nbytes) < 0.1 * tokens.nbytes

@@ -74,7 +74,8 @@ class RamFill:
     ) -> None:
         num_bytes = sum(extent.nbytes for extent in extents)
         _check_it_fits(extents, num_bytes)
-        memory = mmap.mmap(-1, num_bytes)  # not np.empty: whole pages, which may be huge ones
+        # Private, so that it is the process's own memory; and not np.empty, for whole, huge pages.
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self.error: OSError | None = None
