@@ -51,30 +51,29 @@ DEMO = {
     "layers": 2,
     "heads": 2,
     "width": 128,
-    "steps": 1800,
+    "steps": 1500,
     "batch_size": 8,
     "learning_rate": 3e-3,
     "warmup_steps": 30,
     "log_every": 50,
-    "eval_every": 600,
+    "eval_every": 500,
     "eval_tokens": 0,
-    "checkpoint_every": 600,
+    "checkpoint_every": 500,
 }
 
 # What decides the outcome of a run. It goes on only with the settings it was begun with.
-SETTINGS = {"demo", "vocab_size", "seq_len", "layers", "heads", "width"} | {
-    "steps", "batch_size", "learning_rate", "warmup_steps", "seed",
-}  # fmt: skip
+MODEL_SETTINGS = ("vocab_size", "seq_len", "layers", "heads", "width")
+TRAINING_SETTINGS = ("steps", "batch_size", "learning_rate", "warmup_steps", "seed", "eval_tokens")
 
 
 def main() -> None:
     args = parse_arguments()
-    settings = {name: value for name, value in vars(args).items() if name in SETTINGS}
     if args.fresh:
         checkpoints.delete(args.out)
     if args.demo:
         args.data, args.validation = stdlib_corpus.write_stdlib_tokens(args.out)
 
+    # Data parallel over this machine: all parameters on every device, each with its rows of a batch.
     mesh = jax.make_mesh(
         (jax.local_device_count(),),
         ("data",),
@@ -120,11 +119,12 @@ def main() -> None:
             sharding=by_rows,
         )
 
+    settings = {name: getattr(args, name) for name in MODEL_SETTINGS + TRAINING_SETTINGS}
     with loader, checkpoints.open_checkpoints(args.out) as manager:
         try:
             state, step = checkpoints.restore(manager, state, loader, settings)
         except ValueError as error:
-            sys.exit(f"{args.out} (--fresh deletes it, --out goes elsewhere): {error}")
+            sys.exit(f"cannot continue {args.out} (choose another --out, or --fresh):\n{error}")
         if step:
             print(f"{args.out}: continuing after step {step} of {args.steps}; --fresh begins anew")
         run_log.drop_after(args.out / "metrics.jsonl", step)
@@ -137,17 +137,17 @@ def main() -> None:
 def train(
     args: argparse.Namespace,
     state: update.State,
-    first: int,
+    start: int,
     loader: tl.TokenLoader,
     train_step: update.TrainStep,
     evaluate: Callable[[gpt2.Params], float] | None,
     save: Callable[[int, update.State], None],
 ) -> update.State:
-    """The training loop, from the step after `first` to the last one or to a stop signal."""
+    """The training loop, from the step after `start` to the last one or to a stop signal."""
     watch = run_log.Stopwatch(loader)
     previous = None
     with stop_signal() as stop:
-        for step, batch in zip(range(first + 1, args.steps + 1), loader, strict=False):
+        for step, batch in zip(range(start + 1, args.steps + 1), loader, strict=False):
             state, metrics = train_step(state, batch.inputs, batch.targets)
 
             # JAX returns before the work is done. This keeps the loop one step ahead of the devices:
@@ -239,8 +239,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--demo",
         action="store_true",
-        help="train a small model on the bytes of Python's standard library; its other defaults are in "
-        "--demo --help",
+        help="train a small model on the bytes of Python's standard library, with other defaults: "
+        "see --demo --help",
     )
 
     group = parser.add_argument_group("data")
@@ -276,25 +276,17 @@ def parse_arguments() -> argparse.Namespace:
     add("--micro-batch", 8, "most sequences on a device at a time; lower it if memory runs out")
     add("--learning-rate", 6e-4, "the highest")
     add("--warmup-steps", 2000, "updates until it is reached")
-    add("--seed", 0, "of the parameters' first values and of the order of the data")
+    add("--seed", 0, "for the first parameters and the order of the data")
 
     group = parser.add_argument_group("run")
-    add(
-        "--out", Path("runs/fineweb"), "folder of the run; a run that is in it already is continued"
-    )
-    group.add_argument(
-        "--fresh", action="store_true", help="delete the run in --out and begin anew"
-    )
+    add("--out", Path("runs/fineweb"), "folder of the run; the run in it, if any, is continued")
+    group.add_argument("--fresh", action="store_true", help="first delete the run in --out")
     add("--log-every", 10, "steps between lines in metrics.jsonl")
     add("--eval-every", 1000, "steps between evaluations; the last step has one too")
-    add(
-        "--eval-tokens",
-        10_485_760,
-        "targets in an evaluation, from the file's start; 0: all of them",
-    )
+    add("--eval-tokens", 10_485_760, "targets in an evaluation, the file's first; 0: all of them")
     add("--checkpoint-every", 500, "steps between checkpoints; the last step has one too")
 
-    if "--demo" in sys.argv:
+    if "--demo" in sys.argv:  # before parsing, so that options override it and --help shows it
         parser.set_defaults(**DEMO)
     args = parser.parse_args()
     if args.demo and (args.data or args.validation):
