@@ -51,14 +51,14 @@ DEMO = {
     "layers": 2,
     "heads": 2,
     "width": 128,
-    "steps": 1500,
+    "steps": 1800,
     "batch_size": 8,
     "learning_rate": 3e-3,
     "warmup_steps": 30,
     "log_every": 50,
-    "eval_every": 500,
+    "eval_every": 600,
     "eval_tokens": 0,
-    "checkpoint_every": 500,
+    "checkpoint_every": 600,
 }
 
 # What decides the outcome of a run. It goes on only with the settings it was begun with.
