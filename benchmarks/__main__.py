@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import cold, cpu, first, memory, report, scale, train, warm
+from benchmarks import cold, cpu, first, gpu, memory, report, scale, train, warm
 
 PROGRAMS = {
     "warm": warm,
@@ -15,6 +15,7 @@ PROGRAMS = {
     "memory": memory,
     "scale": scale,
     "cpu": cpu,
+    "gpu": gpu,
     "report": report,
 }
 

@@ -1,4 +1,4 @@
-"""report: the README's tables, from benchmarks/results/*.json."""
+"""report: the README's tables and plots, from benchmarks/results/*.json and from nothing else."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.measure import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
+PLOT = RESULTS / "warm.svg"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,57 +19,154 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     text = README.read_text()
-    updated = text
-    for path in sorted(RESULTS.glob("*.json")):
-        table = TABLES[path.stem](json.loads(path.read_text()))
-        updated = _between_markers(updated, path.stem, table)
-    if options.check and updated != text:
-        raise SystemExit("README.md is not what the results say; run: python -m benchmarks report")
+    updated = _between_markers(text, "results", results_section(results))
+    if options.check:
+        if updated != text:
+            raise SystemExit("README.md is not what the results say: python -m benchmarks report")
+        return
     README.write_text(updated)
+    if "warm" in results:
+        plot_warm(results["warm"], PLOT)
 
 
-def warm(result: dict[str, Any]) -> str:
-    """Million tokens a second by batch shape."""
-    names = list(result["rows"][0]["contestants"])
+def results_section(results: dict[str, dict[str, Any]]) -> str:
+    """The README's answers, one line each, then the table of throughput."""
+    lines = []
+    for name, answer in ANSWERS.items():
+        if name in results:
+            lines.append(f"| {answer(results[name])} |")
+    parts = ["| question | answer |", "|---|---|", *lines]
+    if "warm" in results:
+        parts += ["", *warm_table(results["warm"]), "", f"![{PLOT.stem}]({_relative(PLOT)})"]
+        parts += ["", hardware(results["warm"]["environment"])]
+    return "\n".join(parts)
+
+
+def warm_table(result: dict[str, Any]) -> list[str]:
+    """Million tokens a second by contestant and batch shape."""
+    rows = result["rows"]
     lines = [
-        "Million tokens a second, finished on the device, data in memory (batch x sequence; one batch at a "
-        "time, each waited for):",
+        "Million tokens a second, finished on the device, each batch waited for, data in memory:",
         "",
-        "| | "
-        + " | ".join(f"{row['batch_size']}x{row['seq_len']}" for row in result["rows"])
-        + " |",
-        "|---|" + "--:|" * len(result["rows"]),
+        "| | " + " | ".join(f"{row['batch_size']}x{row['seq_len']}" for row in rows) + " |",
+        "|---|" + "--:|" * len(rows),
     ]
-    for name in names:
-        rates = [row["contestants"][name]["million_tokens_per_second"] for row in result["rows"]]
+    for name in rows[0]["contestants"]:
+        rates = [row["contestants"][name]["million_tokens_per_second"] for row in rows]
         lines.append(f"| {name} | " + " | ".join(f"{rate:,.0f}" for rate in rates) + " |")
-    lines += ["", _hardware(result["environment"])]
-    return "\n".join(lines)
+    return lines
+
+
+def cold(result: dict[str, Any]) -> str:
+    """Against fio and np.memmap, at both read-aheads."""
+    parts = []
+    for row in result["rows"]:
+        ours, plain = row["tokenloader"], row["np.memmap in a loop"]
+        fio = row.get("fio, 4 KiB, depth 64")
+        against = f", {fio['tokenloader_is_times_this']:.2f} of fio's random reads" if fio else ""
+        parts.append(
+            f"{ours['windows_per_second']:,} windows/s{against}, "
+            f"{plain['tokenloader_is_times_this']:,.0f} times `np.memmap` "
+            f"(read-ahead {row['read_ahead_kib']} KiB)"
+        )
+    return f"{result['gib']:.2f} GiB on disk, page cache dropped | {'; '.join(parts)}"
+
+
+def first(result: dict[str, Any]) -> str:
+    """Seconds to the first batch, by way."""
+    ways = result["seconds"].items()
+    told = ", ".join(f"{way}: {'died' if s is None else f'{s:.3f} s'}" for way, s in ways)
+    return f"from opening {result['gib']:.2f} GiB to the first batch, cold | {told}"
+
+
+def train(result: dict[str, Any]) -> str:
+    """The step's cost."""
+    return (
+        f"a training step with the loader, against one batch that stays on the device | "
+        f"{result['loader_over_resident']:.3f} times the time, "
+        f"{result['share_of_time_waiting']:.2%} of it waiting"
+    )
 
 
 def memory(result: dict[str, Any]) -> str:
     """Anonymous memory by residency."""
-    lines = ["| residency | data | memory of the process beyond jax's own |", "|---|--:|--:|"]
-    for residency, row in result["residencies"].items():
-        added = row["added_anonymous_mib"]
-        lines.append(
-            f"| `{residency}` | {row['data_bytes'] / 2**30:.2f} GiB | {added:,.0f} MiB "
-            f"({row['added_share_of_data']:.4f} of the data) |"
-        )
-    return "\n".join(lines)
+    rows = result["residencies"]
+    size = rows["mmap"]["data_bytes"] / 2**30
+    return (
+        f"memory beyond jax's own, for {size:.2f} GiB of tokens | mapped: "
+        f"{rows['mmap']['added_anonymous_mib']:,.1f} MiB; in RAM: "
+        f"{rows['ram']['added_share_of_data']:.4f} of the data"
+    )
 
 
-TABLES = {"memory": memory, "warm": warm}
+def scale(result: dict[str, Any]) -> str:
+    """The worst growth."""
+    worst = max(result["largest_over_smallest"].values())
+    return (
+        f"opening, a batch, a resume: 8 TiB or 1 GiB, sample 10^12 or 0 | at most {worst:.2f} times "
+        f"the cheapest"
+    )
 
 
-def _hardware(environment: dict[str, Any]) -> str:
+def cpu(result: dict[str, Any]) -> str:
+    """Processor seconds, ours and the next."""
+    rows = dict(result["processor_seconds_per_billion_tokens"])
+    ours = {name: rows.pop(name) for name in list(rows) if name.startswith("tokenloader")}
+    rows.pop("bare parts in a loop", None)
+    name, seconds = min(rows.items(), key=lambda row: row[1])
+    told = ", ".join(f"{value:.1f} ({key.split(', ')[1]})" for key, value in ours.items())
+    return f"processor seconds for a billion tokens | {told}; the next is {name} with {seconds:.1f}"
+
+
+ANSWERS = {
+    "cold": cold,
+    "first": first,
+    "train": train,
+    "memory": memory,
+    "scale": scale,
+    "cpu": cpu,
+}
+
+
+def plot_warm(result: dict[str, Any], path: Path) -> None:
+    """Bars of tokens a second by batch shape."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams["svg.hashsalt"] = "tokenloader"  # the same bytes for the same results
+    rows = result["rows"]
+    names = list(rows[0]["contestants"])
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.84 / len(names)
+    for i, name in enumerate(names):
+        rates = [row["contestants"][name]["million_tokens_per_second"] for row in rows]
+        color = f"C{i}" if name.startswith("tokenloader") else f"{0.35 + 0.5 * i / len(names):.2f}"
+        places = [j + (i - len(names) / 2 + 0.5) * width for j in range(len(rows))]
+        axes.bar(places, rates, width, label=name, color=color, edgecolor="white", linewidth=0.3)
+    axes.set_xticks(range(len(rows)), [f"{row['batch_size']} x {row['seq_len']:,}" for row in rows])
+    axes.set(xlabel="batch (sequences x tokens)", ylabel="million tokens a second")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, ncols=2, frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def hardware(environment: dict[str, Any]) -> str:
+    """What the numbers were measured on."""
     versions = environment["versions"]
     return (
-        f"{environment['processor']}, {environment['cores']} cores, {environment['memory_gib']:.0f} GiB, "
-        f"jax {versions['jax']} on {environment['platform']}, numpy {versions['numpy']}, "
-        f"{environment['date']}."
+        f"{environment['processor']}, {environment['cores']} cores, "
+        f"{environment['memory_gib']:.0f} GiB, jax {versions['jax']} on {environment['platform']}, "
+        f"{environment['date']}. How each was measured: the docstrings in `benchmarks/`."
     )
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(README.parent).as_posix()
 
 
 def _between_markers(text: str, name: str, content: str) -> str:
