@@ -27,7 +27,6 @@ import tokenloader as tl
 from benchmarks import contestants, measure, token_file
 
 SHAPE = (32, 1024)
-_DROP = Path("/proc/sys/vm/drop_caches")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    if not os.access(_DROP, os.W_OK):
-        raise SystemExit(
-            "cold: dropping the page cache needs root; run it as root, or leave it out"
-        )
+    if not measure.can_drop_page_cache():
+        measure.say("skipped: cold (dropping the page cache needs root)")
+        return
     with token_file.made(options) as path:
         rows = []
         for read_ahead_kib in (None, 128):
@@ -76,8 +74,7 @@ def _measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, list[float]] = {name: [] for name in turns}
     for turn in range(options.rounds):
         for name, take_turn in turns.items():
-            os.sync()
-            _DROP.write_text("1")
+            measure.drop_page_cache()
             rates[name].append(take_turn(turn))
             measure.say(f"round {turn}: {name:22} {rates[name][-1]:12,.0f} windows or reads/s")
     ours = rates["tokenloader"]

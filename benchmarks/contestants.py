@@ -1,8 +1,9 @@
 """The ways to feed JAX that are compared, each an endless stream of finished work.
 
-All do the same: windows of T + 1 uint16 tokens at random, to int32 inputs and targets [B, T] as jax
-arrays on the default device. Each is set up as its own documentation advises for this work, and where
-several set-ups compete, the one that was fastest here is taken.
+All yield windows of T + 1 uint16 tokens in random order (each library's own kind of random) as int32
+inputs and targets [B, T], jax arrays on the default device. Each is set up as its own documentation
+advises for this work, and where several set-ups compete, the one that was fastest here is taken: so
+Grain, PyTorch and get_slice send uint16 blocks and widen them under our jit, as we do.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -49,7 +50,7 @@ def all_for(path: Path, B: int, T: int) -> dict[str, Stream]:
     return found
 
 
-def ours(path: Path, B: int, T: int, residency: tl._tokens.Residency) -> Iterator[tl.Batch]:
+def ours(path: Path, B: int, T: int, residency: Literal["mmap", "ram"]) -> Iterator[tl.Batch]:
     """TokenLoader with its defaults."""
     tokens = tl.open_tokens(path, residency=residency)
     tokens.wait_until_loaded()

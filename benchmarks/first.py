@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from typing import Any
 from benchmarks import measure, token_file
 
 SHAPE = (32, 1024)
-_DROP = Path("/proc/sys/vm/drop_caches")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
     if options.way:
         print(json.dumps(_seconds(options.file, options.way)))
         return
-    cold = os.access(_DROP, os.W_OK)
+    cold = measure.can_drop_page_cache()
     with token_file.made(options) as path:
         rows = {
             name: _in_processes(path, name, options.rounds if name != "load_file" else 1, cold)
@@ -54,8 +52,7 @@ def _in_processes(path: Path, way: str, rounds: int, cold: bool) -> float | None
     seconds = []
     for _ in range(rounds):
         if cold:
-            os.sync()
-            _DROP.write_text("1")
+            measure.drop_page_cache()
         command = [sys.executable, "-m", "benchmarks", "first", "--file", str(path), "--way", way]
         finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if finished.returncode:

@@ -1,6 +1,7 @@
 """gpu: what the accelerator changes: transfer speed, step overhead with GPT-2 124M, bytes on the bus.
 
-Needs no network, no root, nothing but jax, and under 8 minutes: PYTHONPATH=src python -m benchmarks gpu.
+Needs no network and no root, and of packages what tokenloader itself needs:
+PYTHONPATH=src python -m benchmarks gpu.
 On a machine without an accelerator it runs on the CPU, to test the program, and writes no result.
 """
 
@@ -17,9 +18,7 @@ import jax
 import numpy as np
 
 import tokenloader as tl
-from benchmarks import contestants, measure, token_file, train
-
-SHAPES = [(8, 1024), (32, 1024), (256, 1024), (64, 4096), (8, 32768)]
+from benchmarks import contestants, measure, token_file, train, warm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
             "question": (__doc__ or "").splitlines()[0],
             "cache": "warm",
             "large_copy_gb_per_second": _large_copy(options.rounds),
-            "throughput": [_throughput(path, B, T, options.rounds) for B, T in SHAPES],
+            "throughput": [_throughput(path, B, T, options.rounds) for B, T in warm.SHAPES],
             "bytes_on_the_bus_per_token": _bytes_per_token(path),
             "device_bytes_in_flight": _device_bytes(path),
             "train": train.measure_step(path, options.rounds, 20 if on_accelerator else 2),
@@ -89,15 +88,11 @@ def _bytes_per_token(path: Path) -> float:
 def _device_bytes(path: Path) -> dict[str, int]:
     """The most that a loader holds on the device beyond the batch handed out."""
     B, T = 32, 1024
-    before, most = _live_bytes(), 0
+    before, most = measure.device_bytes(), 0
     with tl.TokenLoader(tl.open_tokens(path), B, T) as loader:
         for _ in range(200):
             batch = jax.block_until_ready(next(loader))
             held = sum(x.nbytes for x in jax.tree.leaves(batch))
-            most = max(most, _live_bytes() - before - held)
+            most = max(most, measure.device_bytes() - before - held)
     block, made = 2 * B * (T + 1), 2 * 4 * B * T
     return {"most": most, "allowed": (loader.prefetch + 1) * (block + made)}
-
-
-def _live_bytes() -> int:
-    return sum(x.nbytes for x in jax.live_arrays())

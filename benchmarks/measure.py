@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+_DROP = Path("/proc/sys/vm/drop_caches")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -62,7 +63,7 @@ def environment() -> dict[str, Any]:
         "platform": jax.devices()[0].platform,
         "num_devices": jax.device_count(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
@@ -70,6 +71,22 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def device_bytes() -> int:
+    """Of all jax arrays that are alive."""
+    return sum(x.nbytes for x in jax.live_arrays())
+
+
+def can_drop_page_cache() -> bool:
+    """Whether drop_page_cache() is permitted: on Linux, as root."""
+    return os.access(_DROP, os.W_OK)
+
+
+def drop_page_cache() -> None:
+    """Forgets what the kernel has cached of all files."""
+    os.sync()
+    _DROP.write_text("1")
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:

@@ -31,7 +31,8 @@ def run(options: argparse.Namespace) -> None:
         return
     with token_file.made(options) as path:
         rows = {residency: _in_a_process(path, residency) for residency in ("mmap", "ram")}
-    result = {"question": (__doc__ or "").splitlines()[0], "batches": _BATCHES, "shape": _SHAPE}
+    result = {"question": (__doc__ or "").splitlines()[0], "cache": "as found"}
+    result |= {"batches": _BATCHES, "shape": _SHAPE}
     measure.write_result("memory", {**result, "residencies": rows})
 
 
@@ -59,7 +60,7 @@ def _measure(path: Path, residency: str) -> dict[str, Any]:
     tokens = tl.open_tokens(path, residency=residency)
     on_device = []
     with tl.TokenLoader(tokens, *_SHAPE) as loader:
-        before_device = _device_bytes()
+        before_device = measure.device_bytes()
         for i in range(_BATCHES):
             if i == _BATCHES // 2:
                 tokens.wait_until_loaded()  # half while it is being filled, half from RAM
@@ -67,7 +68,7 @@ def _measure(path: Path, residency: str) -> dict[str, Any]:
             if i % 20 == 0:
                 highest = max(highest, _anonymous_bytes())
                 handed_out = sum(x.nbytes for x in jax.tree.leaves(batch))
-                on_device.append(_device_bytes() - before_device - handed_out)
+                on_device.append(measure.device_bytes() - before_device - handed_out)
     batch_bytes = 2 * 4 * _SHAPE[0] * _SHAPE[1]
     block_bytes = 2 * _SHAPE[0] * (_SHAPE[1] + 1)
     return {
@@ -81,12 +82,6 @@ def _measure(path: Path, residency: str) -> dict[str, Any]:
         "device_bytes_in_flight": max(on_device),
         "device_bytes_allowed": (loader.prefetch + 1) * (block_bytes + batch_bytes),
     }
-
-
-def _device_bytes() -> int:
-    import jax
-
-    return sum(x.nbytes for x in jax.live_arrays())
 
 
 def _anonymous_bytes() -> int:

@@ -105,8 +105,8 @@ def scale(result: dict[str, Any]) -> str:
     """The worst growth."""
     worst = max(result["largest_over_smallest"].values())
     return (
-        f"opening, a batch, a resume: 8 TiB or 1 GiB, sample 10^12 or 0 | at most {worst:.2f} times "
-        f"the cheapest"
+        f"opening, a batch, a resume, at samples 0 and 10^12: from 1 GiB to 8 TiB | at most "
+        f"{worst:.2f} times the cheapest size"
     )
 
 
@@ -120,6 +120,16 @@ def cpu(result: dict[str, Any]) -> str:
     return f"processor seconds for a billion tokens | {told}; the next is {name} with {seconds:.1f}"
 
 
+def gpu(result: dict[str, Any]) -> str:
+    """The step's cost on the accelerator, and the bytes on the bus."""
+    step = result["train"]
+    return (
+        f"a GPT-2 124M step on {result['environment']['device']}, with the loader | "
+        f"{step['loader_over_resident']:.3f} times the time of a resident batch; "
+        f"{result['bytes_on_the_bus_per_token']:.2f} bytes a token on the bus"
+    )
+
+
 ANSWERS = {
     "cold": cold,
     "first": first,
@@ -127,6 +137,7 @@ ANSWERS = {
     "memory": memory,
     "scale": scale,
     "cpu": cpu,
+    "gpu": gpu,
 }
 
 

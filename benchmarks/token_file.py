@@ -43,7 +43,7 @@ def made(options: argparse.Namespace) -> Iterator[Path]:
 
 
 def size_of(options: argparse.Namespace) -> int:
-    """Bytes of the tokens."""
+    """Bytes of the tokens, or with --file of the file."""
     if options.file is not None:
         return int(options.file.stat().st_size)
     return 2 * FULL_NUM_TOKENS if options.gib is None else int(options.gib * 2**30) // 2 * 2

@@ -92,7 +92,7 @@ def _train_step(shape: dict[str, int]) -> tuple[Callable[..., Any], Any]:
     def step(state: Any, inputs: jax.Array, targets: jax.Array) -> tuple[Any, jax.Array]:
         params, mean, square, count = state
         loss, gradient = jax.value_and_grad(loss_of)(params, inputs, targets)
-        # AdamW in four lines, so that a machine without optax measures the same step.
+        # AdamW written out, so that a machine without optax measures the same step.
         mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
         square = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, square, gradient)
         count = count + 1

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the training state, and with it the loader's, which is a few dozen bytes.
+"""Checkpoints of a run: the training state, and with it the loader's, which is a small dict.
 
 Both are those after the same step, so a run that was killed goes on with the batch that follows its
 last checkpoint: none is trained on twice, and none is left out.

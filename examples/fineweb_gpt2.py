@@ -38,7 +38,7 @@ try:
     import stdlib_corpus
     import update
 except ModuleNotFoundError as error:
-    sys.exit(f'{error.name} is not installed: pip install "tokenloader[examples]"')
+    sys.exit(f'{error.name} is not installed: in the clone, pip install ".[examples]"')
 
 FINEWEB = "hf://datasets/gpjt/fineweb-gpt2-tokens"
 

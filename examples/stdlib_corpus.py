@@ -28,12 +28,11 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tes
 VALIDATION_ONE_IN = 20
 
 
-def stdlib_sources(root: Path | None = None) -> list[Path]:
+def stdlib_sources(root: Path) -> list[Path]:
     """Paths of the standard library's modules, relative to `root`, in a fixed order.
 
     Raises: FileNotFoundError if this Python keeps no source files (some embedded builds do not).
     """
-    root = root or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(
         (path.relative_to(root) for path in root.rglob("*.py") if path.is_file()),
         key=lambda path: path.as_posix(),

@@ -52,6 +52,8 @@ def count_micro_batches(batch_size: int, num_devices: int, most_rows: int) -> in
 
     Raises: ValueError if batch_size does not divide over the devices.
     """
+    if most_rows < 1:
+        raise ValueError(f"micro-batch {most_rows}; it must be 1 or more")
     rows, rest = divmod(batch_size, num_devices)
     if rest or not rows:
         raise ValueError(f"batch size {batch_size} does not divide over {num_devices} devices")

@@ -157,3 +157,16 @@ def wait_until(true):
             return True
         time.sleep(0.01)
     return False
+
+
+@linux
+def test_a_python_without_pidfd_open_advises_range_by_range(mapped, monkeypatch):
+    *_, base = mapped
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    _advice._bulk_works.cache_clear()
+    _advice._own_pidfd.cache_clear()
+    try:
+        assert fault_in(ranges_of(base, [0, 5 * PAGE]))
+        assert not _advice._bulk_works(_advice._MADV_POPULATE_READ)
+    finally:
+        _advice._bulk_works.cache_clear()

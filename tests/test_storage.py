@@ -219,3 +219,29 @@ def test_tokens_in_ram_are_memory_of_the_process_and_no_more_than_the_data(tmp_p
     before = anonymous_bytes()
     tokens = read_into_ram([extent])
     assert abs(anonymous_bytes() - before - tokens.nbytes) < 0.1 * tokens.nbytes
+
+
+def test_a_python_built_without_preadv2_reads_the_same(tmp_path, monkeypatch):
+    preadv = os.preadv
+
+    def without_flags(*arguments):
+        if len(arguments) > 3:
+            raise NotImplementedError("preadv2() is not available on this platform")
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", without_flags)
+    np.testing.assert_array_equal(read_into_ram([written(tmp_path / "t", 7)]), TOKENS)
+
+
+def test_a_kernel_without_huge_pages_reads_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)
+    np.testing.assert_array_equal(read_into_ram([written(tmp_path / "t", 7)]), TOKENS)
+
+
+def test_any_error_while_reading_is_kept_for_whoever_waits(tmp_path, monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(_storage, "_read_some", fails)
+    with pytest.raises(RuntimeError, match="not foreseen"):
+        read_into_ram([written(tmp_path / "t")])

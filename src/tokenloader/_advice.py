@@ -7,8 +7,8 @@
 
 One call of process_madvise serves up to 1,024 ranges. On itself a process may give any advice with it
 from Linux 6.13 on; before, madvise is called range by range, 1 us each. MADV_POPULATE_READ needs
-Linux 5.14. Where a call is missing, on older kernels and other systems, `start_reading` does nothing
-and `fault_in` returns False: the caller must then look after truncation itself.
+Linux 5.14. On other systems than Linux `start_reading` does nothing; there, and on Linux before 5.14,
+`fault_in` returns False: the caller must then look after truncation itself.
 
 Sources: madvise(2), process_madvise(2), mincore(2).
 """
@@ -145,7 +145,7 @@ def _bulk_works(advice: int) -> bool:
     try:
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
         return _advise_in_bulk(np.array([[address, PAGE]], np.uint64), advice) == 1
-    except OSError:  # pidfd_open is missing or forbidden
+    except (AttributeError, OSError):  # pidfd_open: not in this Python, or the kernel forbids it
         return False
 
 

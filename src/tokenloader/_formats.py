@@ -44,7 +44,7 @@ class Extent:
 
     Args:
         path: the file.
-        offset_bytes: of the first token; a multiple of nothing (safetensors data may start anywhere).
+        offset_bytes: of the first token; need not be aligned (safetensors data may start anywhere).
         dtype: of a token, one of TOKEN_DTYPES.
         num_tokens: 1 or more.
     """

@@ -1,8 +1,8 @@
 """hf:// addresses: a file of a Hugging Face dataset, to a path in the local cache.
 
 All of it is huggingface_hub's own: its cache, progress bars, tokens, offline mode and environment
-variables. What is added is the address, and an answer within seconds where the client would retry
-for half a minute: when the Hub cannot be reached and the file is not in the cache.
+variables. What is added is the address, and an answer within seconds where the client would go on
+trying for much longer: when the Hub cannot be reached and the file is not in the cache.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def download(address: str) -> Path:
     cached = try_to_load_from_cache(repository, file, revision=revision, repo_type="dataset")
     try:
         if not isinstance(cached, str):
-            # One request of our own, because hf_hub_download tries an unreachable Hub for 23 s.
+            # One request of our own, because hf_hub_download tries an unreachable Hub again and again.
             url = hf_hub_url(repository, file, revision=revision, repo_type="dataset")
             get_hf_file_metadata(url, timeout=_UNREACHABLE_AFTER_SECONDS)
     except HfHubHTTPError as error:

@@ -150,7 +150,7 @@ class SequentialWindows:
 
     For evaluation: a mean over `Batch.loss_mask` is the exact mean over the data, and no batch has
     another shape than the rest. The last window is moved back to end with the data; the targets
-    that repeats, and the rows that fill the last batch, are hidden by `Batch.loss_mask`.
+    that this repeats, and the rows that fill the last batch, are hidden by `Batch.loss_mask`.
 
     Example:
         >>> SequentialWindows().starts(range(3), num_tokens=25, seq_len=10)

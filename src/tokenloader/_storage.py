@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from tqdm import tqdm
 from tokenloader._formats import Extent
 from tokenloader._memory import available_bytes
 
-_READ_BYTES = 16 << 20  # a call; larger ones gain nothing
+_READ_BYTES = 16 << 20  # a call
 _NUM_READERS = 4
 _PROGRESS_AFTER_SECONDS = 3.0
 # preadv2, Linux 6.14: a read drops from the page cache what it brought there, and leaves what was.
@@ -77,8 +78,9 @@ class RamFill:
         # Private, so that it is the process's own memory; and not np.empty, for whole, huge pages.
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self.error: OSError | None = None
+            with suppress(OSError):  # Python knows the advice, this kernel may not
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        self.error: Exception | None = None
         self._array = np.frombuffer(memory, extents[0].dtype)
         self._when_full = when_full
         self._lock = threading.Lock()  # of all below
@@ -125,7 +127,7 @@ class RamFill:
                 if full:
                     self._progress.close()
                     self._when_full(self._array)
-        except OSError as error:
+        except Exception as error:
             self.error, self._stopped = error, True
             self._progress.close()
 
@@ -168,6 +170,8 @@ def _read_some(descriptor: int, out: memoryview, offset: int) -> int:
         return os.readv(descriptor, [out])
     try:
         return os.preadv(descriptor, [out], offset, _RWF_DONTCACHE)
+    except NotImplementedError:  # a Python built without preadv2, as on macOS
+        pass
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise

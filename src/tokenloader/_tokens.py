@@ -14,7 +14,6 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
@@ -54,7 +53,8 @@ def open_tokens(
     Args:
         source: a safetensors, .npy or headerless file; a sequence of files, which become one token
             axis in the order given; `hf://datasets/OWNER/NAME[@REVISION]/FILE`, which is fetched into
-            the Hugging Face cache first; or a 1-D integer numpy array, which is not copied.
+            the Hugging Face cache first; or a 1-D integer numpy array, which is copied only if it is not
+            contiguous, and whose residency is "ram" whatever is asked for.
         key: the tensor's name, in safetensors files.
         dtype: of the tokens in headerless files, and only there: "uint8", "uint16", "uint32", "int32"
             or "int64", little-endian.
@@ -245,12 +245,7 @@ class TokenArray:
         self._hold()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _copy(self, held: _Held, start: int, stop: int) -> NDArray[Any]:
@@ -350,7 +345,7 @@ def _from_array(array: NDArray[Any]) -> TokenArray:
     token_dtype(array.dtype, "the array is of dtype ")
     if not array.size:
         raise ValueError("the array is empty; tokens are needed")
-    # As a plain ndarray, for indexing np.memmap is several times slower; contiguous, by a copy if need be.
+    # As a plain ndarray, because indexing an np.memmap is several times slower.
     plain = np.ascontiguousarray(array).view(np.ndarray)
     return TokenArray([plain], name="array", residency="ram")
 

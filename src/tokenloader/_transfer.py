@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 
 def resolve_sharding(sharding: jax.Device | Sharding | None, batch_size: int) -> Sharding:
-    """Where batches go, checked: the rows must divide over it, and the sequence be whole.
+    """Where batches go. A NamedSharding must keep sequences whole, and its shards be of equal size.
 
     Args:
         sharding: a device, a sharding of [batch_size, anything], or None for JAX's default device.
