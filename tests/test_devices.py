@@ -249,3 +249,22 @@ def test_a_loader_without_sharding_is_not_lost_when_the_default_device_changes()
         next(loader)
         loader.set_state(state)  # a new thread, the same device
         assert next(loader).inputs.devices() == {jax.devices()[2]}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("where", ["default", "device", "four"])
+def test_a_mesh_that_the_caller_has_set_does_not_move_or_break_a_loader(kind, where):
+    tokens = tl.open_tokens(np.arange(5000, dtype=np.uint16))
+    four = jax.make_mesh((4,), ("rows",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    sharding = {
+        "default": None,
+        "device": jax.devices()[3],
+        "four": NamedSharding(four, P("rows")),
+    }[where]
+    loader = tl.TokenLoader(tokens, 8, 10, plan=tl.SequentialWindows(), sharding=sharding)
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(kind,))):
+        for step in range(3):
+            batch = next(loader)
+            np.testing.assert_array_equal(batch.inputs, loader.batch_at(step)[:, :-1])
+            assert batch.inputs.devices() == loader.sharding.device_set
+            assert np.asarray(batch.loss_mask).all()

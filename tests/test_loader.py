@@ -401,6 +401,7 @@ def test_the_state_counts_batches_handed_out_and_not_those_made():
         "step": 1,
         "sample": 3,
         "batch_size": 3,
+        "since_step": 0,
         "seq_len": 10,
         "plan": "ShuffledEpochs(seed=0)",
         "data": tl.open_tokens(TOKENS).fingerprint(),
@@ -568,8 +569,12 @@ def test_starts_at_knows_the_steps_before_a_change_of_batch_size(tokens):
     with tl.TokenLoader(tokens, 3, 40, plan=plan, transform=None) as loader:
         loader.set_state(state)
         np.testing.assert_array_equal(loader.batch_at(10), next(loader))
-        with pytest.raises(ValueError, match="step 9 lies before step 10, at which this run was"):
-            loader.starts_at(9)
+        for step in range(5, 10):
+            np.testing.assert_array_equal(loader.batch_at(step), handed_out[step])
+        with pytest.raises(
+            ValueError, match="step 4 lies before step 5, until which batch_size was another"
+        ):
+            loader.starts_at(4)
 
 
 def test_starts_at_knows_past_steps_near_the_end_of_a_finite_plan(tokens):
@@ -1145,3 +1150,64 @@ def test_a_profile_names_the_phases_of_a_step(tokens, tmp_path):
         b"tokenloader." + phase
         for phase in (b"wait", b"transform", b"plan", b"look_ahead", b"gather", b"transfer")
     }
+
+
+# What users' own classes may do
+
+
+def test_batch_sizes_that_change_often_do_not_make_up_a_past(tokens):
+    plan, state = tl.ShuffledEpochs(0), None
+    for batch_size in (2, 6, 4, 4):  # after three steps, 12 samples: as if 3 steps of 4
+        with tl.TokenLoader(tokens, batch_size, 10, plan=plan, transform=None) as loader:
+            if state:
+                loader.set_state(state)
+            next(loader)
+            state = json_state(loader)
+    assert (
+        loader.starts_at(2).tolist() == plan.starts(range(8, 12), num_tokens=N, seq_len=10).tolist()
+    )
+    with pytest.raises(ValueError, match="step 1 lies before step 2"):
+        loader.starts_at(1)
+
+
+def test_a_transform_that_holds_its_loader_does_not_keep_it(tokens, own_threads):
+    class Trainer:
+        def __init__(self, plan):
+            self.loader = tl.TokenLoader(tokens, 4, 16, plan=plan, transform=self.transform)
+
+        def transform(self, block):
+            return tl.next_token(block)
+
+    for plan in (tl.ShuffledEpochs(0), tl.SequentialWindows()):
+        trainer = Trainer(plan)
+        next(trainer.loader)
+        loader = weakref.ref(trainer.loader)
+        del trainer
+        gc.collect()
+        assert eventually(lambda loader=loader: loader() is None)
+    assert eventually(lambda: own_threads() == [])
+
+
+def test_a_plan_of_a_subclass_has_a_name_of_its_own(tokens):
+    class Backwards(tl.ShuffledEpochs):
+        def starts(self, samples, *, num_tokens, seq_len):
+            found = super().starts(samples, num_tokens=num_tokens, seq_len=seq_len)
+            return num_tokens - seq_len - 1 - found
+
+    state = tl.TokenLoader(tokens, 4, 16, plan=Backwards(0)).get_state()
+    tl.TokenLoader(tokens, 4, 16, plan=Backwards(0, num_epochs=3)).set_state(state)
+    with pytest.raises(ValueError, match=r"plan: saved .*Backwards"):
+        tl.TokenLoader(tokens, 4, 16, plan=tl.ShuffledEpochs(0)).set_state(state)
+
+
+def test_a_plan_that_cannot_be_told_from_others_has_no_state_to_save(tokens):
+    class Mine:
+        def starts(self, samples, *, num_tokens, seq_len):
+            return np.asarray(samples) % (num_tokens - seq_len)
+
+    loader = tl.TokenLoader(tokens, 4, 16, plan=Mine())
+    assert next(loader).inputs.shape == (4, 16)
+    with pytest.raises(
+        TypeError, match=r"plan Mine has no __repr__ of its own.*make it a dataclass"
+    ):
+        loader.get_state()

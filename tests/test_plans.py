@@ -457,3 +457,26 @@ def test_counting_the_samples_of_less_than_one_window_is_refused(plan):
         ValueError, match=r"10 tokens are fewer than one window of seq_len \+ 1 = 11"
     ):
         plan.num_samples(num_tokens=10, seq_len=10)
+
+
+@pytest.mark.parametrize("kind", [np.uint64, np.int64, np.int32, np.uint16])
+def test_sizes_may_be_integers_of_numpy(kind):
+    for plan in (RandomWindows(0), ShuffledEpochs(0), SequentialWindows()):
+        expected = plan.starts(range(20), num_tokens=30_000, seq_len=10)
+        found = plan.starts(range(20), num_tokens=kind(30_000), seq_len=kind(10))
+        np.testing.assert_array_equal(found, expected, strict=True)
+    assert ShuffledEpochs(0, kind(300)).num_samples(
+        num_tokens=10_248_871_837, seq_len=kind(1024)
+    ) == 300 * (10_248_871_837 // 1024 - 1)
+
+
+@pytest.mark.parametrize("plan", [RandomWindows(0), ShuffledEpochs(0), SequentialWindows()])
+@pytest.mark.parametrize("seq_len", [0, -3])
+def test_a_window_without_inputs_is_an_error(plan, seq_len):
+    with pytest.raises(ValueError, match=f"seq_len={seq_len}; needed is 1 or more"):
+        plan.starts([0], num_tokens=10, seq_len=seq_len)
+
+
+def test_a_fraction_of_epochs_is_an_error():
+    with pytest.raises(TypeError, match=r"num_epochs=2\.0; it must be an integer, or None"):
+        ShuffledEpochs(0, num_epochs=2.0)

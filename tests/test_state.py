@@ -15,6 +15,7 @@ STATE = LoaderState(
     step=7,
     sample=224,
     batch_size=32,
+    since_step=0,
     seq_len=1024,
     plan="ShuffledEpochs(seed=0)",
     data="uint16:10248871837:0123456789abcdef",
@@ -153,7 +154,7 @@ def test_each_difference_is_named_with_both_values_and_what_it_means(difference,
 
 
 def test_all_differences_are_listed_at_once():
-    other = LoaderState(1, 1, 1, seq_len=8, plan="p", data="uint8:1:0")
+    other = LoaderState(1, 1, 1, 0, seq_len=8, plan="p", data="uint8:1:0")
     with pytest.raises(ValueError, match="another run") as caught:
         check_same_run(other, STATE)
     fields = [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:-1]]
@@ -161,7 +162,7 @@ def test_all_differences_are_listed_at_once():
 
 
 def test_the_integers_of_numpy_are_integers_and_a_batch_of_none_is_not():
-    state = LoaderState(3, 12, 4, 9, "plan", "data")
+    state = LoaderState(3, 12, 4, 0, 9, "plan", "data")
     fields = {k: np.int64(v) if isinstance(v, int) else v for k, v in state.to_dict().items()}
     read = from_dict(fields | {"version": 1})
     assert read == state

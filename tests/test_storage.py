@@ -15,7 +15,7 @@ import pytest
 from tokenloader import _storage
 from tokenloader._advice import is_cached
 from tokenloader._formats import Extent
-from tokenloader._storage import RamFill, map_read_only
+from tokenloader._storage import RamFill, map_read_only, open_file
 
 TOKENS = np.random.default_rng(0).integers(0, 2**16, 3000, dtype=np.uint16)
 
@@ -23,8 +23,10 @@ TOKENS = np.random.default_rng(0).integers(0, 2**16, 3000, dtype=np.uint16)
 def read_into_ram(extents):
     """What a RamFill gives when it is full; raises its error."""
     given = []
-    fill = RamFill(extents, given.append)
+    files = [open_file(extent) for extent in extents]
+    fill = RamFill(extents, files, given.append)
     fill.wait()
+    assert all(file.closed for file in files)
     if fill.error is not None:
         assert not given
         raise fill.error

@@ -3,10 +3,12 @@
 The reference is a numpy array of the tokens and its own indexing.
 """
 
+import copy
 import errno
 import json
 import mmap
 import os
+import pickle
 import re
 import struct
 import subprocess
@@ -166,7 +168,9 @@ class Case:
     def open(self):
         with pytest.MonkeyPatch.context() as patch:
             if self._filling:
-                patch.setattr(_storage.RamFill, "_run", lambda fill: None)
+                patch.setattr(
+                    _storage.RamFill, "_run", lambda fill: [file.close() for file in fill._files]
+                )
             tokens = open_tokens(self._source, residency=self.residency, **self._arguments)
         tokens.wait_until_loaded()
         return tokens
@@ -1029,3 +1033,40 @@ def test_is_cached_tells_whether_a_token_is_in_memory(tmp_path):
     assert tokens.gather([1999], 1).shape == (1, 1)
     assert tokens.is_cached(1999)
     assert open_tokens(random_tokens()).is_cached(0)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_into_ram_is_not_mixed_in(tmp_path, monkeypatch):
+    old, new = random_tokens(50_000), random_tokens(50_000)[::-1]
+    path = write_raw(tmp_path / "old", old)
+    write_raw(tmp_path / "new", new)
+    go_on = threading.Event()
+    read = _storage._read
+    monkeypatch.setattr(_storage, "_READ_BYTES", 1000)
+    monkeypatch.setattr(_storage, "_read", lambda chunk, out: go_on.wait(20) and read(chunk, out))
+    monkeypatch.chdir(tmp_path)
+    tokens = open_tokens("old", dtype="uint16", residency="ram")
+    monkeypatch.chdir("/")  # relative paths mean something else now
+    os.replace(tmp_path / "new", path)
+    go_on.set()
+    tokens.wait_until_loaded()
+    assert not tokens._held.mapped
+    np.testing.assert_array_equal(tokens[:], old)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_token_array_is_not_copied_with_its_addresses(tmp_path, copied):
+    tokens = open_tokens(write_npy(tmp_path / "t.npy", random_tokens()))
+    with pytest.raises(
+        TypeError, match=r"t\.npy.* cannot be copied or pickled; open the tokens again"
+    ):
+        copied(tokens)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int8, np.int64])
+def test_the_length_may_be_an_integer_of_numpy(kind):
+    expected = random_tokens(60_000)
+    tokens = open_tokens(expected)
+    tokens.will_need([0], kind(100))
+    np.testing.assert_array_equal(
+        tokens.gather([3, 50_000], kind(100)), naive_gather(expected, [3, 50_000], 100)
+    )

@@ -48,7 +48,7 @@ def next_token(block: jax.Array) -> Batch:
 
 
 @dataclass(frozen=True)
-class _PackedDocuments:
+class PackedDocuments:
     """A value and not a closure, so that loaders with the same one share its compiled code."""
 
     end_of_text: int
@@ -88,7 +88,7 @@ def packed_documents(end_of_text: int) -> Callable[[jax.Array], Batch]:
         >>> batch.loss_mask
         Array([[ True, False,  True,  True]], dtype=bool)
     """
-    return _PackedDocuments(operator.index(end_of_text))
+    return PackedDocuments(operator.index(end_of_text))
 
 
 def hide_seen_targets(batch: Batch, new_targets: jax.Array) -> Batch:

@@ -13,7 +13,9 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -22,13 +24,13 @@ from jax.profiler import TraceAnnotation
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from tokenloader._batch import Batch, hide_seen_targets, next_token
+from tokenloader._batch import Batch, PackedDocuments, hide_seen_targets, next_token
 from tokenloader._pipeline import Block, Counters, plan_steps, produce
 from tokenloader._plans import Plan, ShuffledEpochs, check_one_window_fits
 from tokenloader._prefetch import Prefetcher
 from tokenloader._state import LoaderState, check_same_run, from_dict
 from tokenloader._tokens import TokenArray
-from tokenloader._transfer import resolve_sharding
+from tokenloader._transfer import mesh_of, resolve_sharding
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,10 @@ class TokenLoader:
         self.plan = plan
         check_one_window_fits(len(tokens), self.seq_len)
         self.sharding = resolve_sharding(sharding, self.batch_size)
+        self._mesh = mesh_of(self.sharding)
         self._hides_targets = hasattr(plan, "new_targets")
         self._end = self._end_sample()
+        self.transform = transform
         self._make_batch = None if transform is None else _jitted(transform, self._hides_targets)
 
         self._counters = Counters()
@@ -129,11 +133,11 @@ class TokenLoader:
         self._closed = False
         self._finished = False
         self._step = self._sample = 0  # of the next batch to hand out
-        self._seek(_Origin(0, 0, self.batch_size))
+        self._seek(_Origin(0, 0, self.batch_size, 0))
 
     def __iter__(self) -> Self:
         if self._finished:
-            self._seek(_Origin(0, 0, self.batch_size))
+            self._seek(_Origin(0, 0, self.batch_size, 0))
         return self
 
     def __next__(self) -> Any:
@@ -192,7 +196,7 @@ class TokenLoader:
         """
         saved = from_dict(state)
         check_same_run(saved, self._state())
-        self._seek(_Origin(saved.step, saved.sample, saved.batch_size))
+        self._seek(_Origin(saved.step, saved.sample, saved.batch_size, saved.since_step))
 
     def starts_at(self, step: int) -> NDArray[np.int64]:
         """Where the windows of batch number `step` begin: int64 [batch_size], for any step, in O(1).
@@ -252,23 +256,38 @@ class TokenLoader:
         step, origin = operator.index(step), self._origin
         if step < 0:
             raise ValueError(f"step {step} is negative; steps are counted from 0")
-        if step < origin.step:
-            if origin.sample != origin.step * origin.batch_size:
-                raise ValueError(
-                    f"step {step} lies before step {origin.step}, at which this run was resumed, and "
-                    f"batch_size had changed before; only later steps are known"
-                )
-            first, size = step * origin.batch_size, origin.batch_size
-        else:
-            first, size = origin.sample + (step - origin.step) * self.batch_size, self.batch_size
-            if self._end is not None and first >= self._end:
-                raise ValueError(f"step {step} is past the end of {self.plan}")
+        if step < origin.since_step:
+            raise ValueError(
+                f"step {step} lies before step {origin.since_step}, until which batch_size was another, "
+                f"and the state that this run was resumed from does not say which"
+            )
+        # Before the state this run was resumed from, steps were of that state's batch_size.
+        size = origin.batch_size if step < origin.step else self.batch_size
+        first = origin.sample + (step - origin.step) * size
+        if step >= origin.step and self._end is not None and first >= self._end:
+            raise ValueError(f"step {step} is past the end of {self.plan}")
         return np.arange(first, first + size, dtype=np.int64)
 
     def _state(self) -> LoaderState:
-        name = getattr(self.plan, "sequence_name", self.plan.__repr__)()
-        data = self.tokens.fingerprint()
-        return LoaderState(self._step, self._sample, self.batch_size, self.seq_len, name, data)
+        if hasattr(self.plan, "sequence_name"):
+            name = self.plan.sequence_name()
+        elif type(self.plan).__repr__ is not object.__repr__:
+            name = repr(self.plan)
+        else:
+            raise TypeError(
+                f"plan {type(self.plan).__name__} has no __repr__ of its own, by which a saved state could "
+                f"tell it from others; give it one, or make it a dataclass"
+            )
+        origin = self._origin
+        return LoaderState(
+            step=self._step,
+            sample=self._sample,
+            batch_size=self.batch_size,
+            since_step=origin.since_step if origin.batch_size == self.batch_size else origin.step,
+            seq_len=self.seq_len,
+            plan=name,
+            data=self.tokens.fingerprint(),
+        )
 
     def _seek(self, origin: _Origin) -> None:
         self._stop_prefetching()
@@ -312,12 +331,18 @@ class TokenLoader:
 
     def _make(self, block: Block) -> _Made:
         """Launches the transform; does not wait for the device."""
-        with TraceAnnotation("tokenloader.transform"):
+        with TraceAnnotation("tokenloader.transform"), self._own_mesh():
             if self._make_batch is None:
                 return _Made(block.sample, block.tokens)
             if block.new_targets is None:
                 return _Made(block.sample, self._make_batch(block.tokens))
             return _Made(block.sample, self._make_batch(block.tokens, block.new_targets))
+
+    def _own_mesh(self) -> AbstractContextManager[object]:
+        """The loader's devices for its transform, where the caller has set another mesh."""
+        if jax.sharding.get_abstract_mesh().empty:
+            return nullcontext()
+        return jax.set_mesh(self._mesh)
 
     def _make_if_there(self) -> _Made | None:
         """The batch after the one to hand out, so that the device makes it while that one is used."""
@@ -347,16 +372,28 @@ class _Origin(NamedTuple):
 
     step: int
     sample: int
-    batch_size: int  # of the steps before it
+    batch_size: int  # of the steps before it,
+    since_step: int  # from this one on
 
 
-# Cached, so that a loader made anew for every evaluation does not compile anew.
-@functools.lru_cache(maxsize=64)
 def _jitted(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Callable[..., Any]:
+    """The transform under jit, compiled once however many loaders are made with it."""
+    if transform is next_token or isinstance(transform, PackedDocuments):
+        return _ours_jitted(transform, hides_targets)
+    # A user's may hold the loader itself (a bound method does), so it must not be kept here.
+    if not hides_targets:
+        return jax.jit(transform)  # jax keeps what it compiled for as long as the function lives
+    if isinstance(transform, FunctionType):
+        if transform not in _users_jitted:
+            _users_jitted[transform] = _jit(weakref.proxy(transform), hides_targets)
+        return _users_jitted[transform]
+    return _jit(weakref.proxy(transform), hides_targets)  # the loader has the reference that counts
+
+
+def _jit(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Callable[..., Any]:
     if not hides_targets:
         return jax.jit(transform)
 
-    @functools.wraps(transform)
     def transform_and_hide(block: jax.Array, new_targets: jax.Array) -> Any:
         batch = transform(block)
         if isinstance(batch, Batch):
@@ -369,6 +406,10 @@ def _jitted(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Calla
         return batch
 
     return jax.jit(transform_and_hide)
+
+
+_ours_jitted = functools.lru_cache(maxsize=64)(_jit)
+_users_jitted: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 def _positive(name: str, value: int) -> int:

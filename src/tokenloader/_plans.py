@@ -11,7 +11,7 @@ Sample `i` of a run is row `i % batch_size` of step `i // batch_size`.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -68,7 +68,8 @@ class RandomWindows:
 
     def starts(self, samples: ArrayLike, *, num_tokens: int, seq_len: int) -> NDArray[np.int64]:
         """See `Plan.starts`."""
-        index = _checked(samples, num_tokens, seq_len)
+        num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
+        index = _checked(samples)
         bits, _ = random_bits(self.seed, _WINDOWS, index)
         return (bits % np.uint64(num_tokens - seq_len)).astype(np.int64)
 
@@ -99,10 +100,19 @@ class ShuffledEpochs:
 
     def __post_init__(self) -> None:
         _check_seed(self)
-        if self.num_epochs is not None and operator.index(self.num_epochs) < 1:
+        if self.num_epochs is None:
+            return
+        try:
+            num_epochs = operator.index(self.num_epochs)
+        except TypeError:
+            raise TypeError(
+                f"ShuffledEpochs: num_epochs={self.num_epochs!r}; it must be an integer, or None"
+            ) from None
+        if num_epochs < 1:
             raise ValueError(
-                f"ShuffledEpochs: num_epochs={self.num_epochs}; it must be 1 or more, or None for no end"
+                f"ShuffledEpochs: num_epochs={num_epochs}; it must be 1 or more, or None for no end"
             )
+        object.__setattr__(self, "num_epochs", num_epochs)
 
     def num_samples(self, *, num_tokens: int, seq_len: int) -> int | None:
         """Windows in all epochs together, or None without num_epochs."""
@@ -112,12 +122,13 @@ class ShuffledEpochs:
 
     def windows_per_epoch(self, *, num_tokens: int, seq_len: int) -> int:
         """The same for every epoch, so that sample i is of epoch i // windows_per_epoch."""
-        check_one_window_fits(num_tokens, seq_len)
+        num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
         return max(1, num_tokens // seq_len - 1)
 
     def starts(self, samples: ArrayLike, *, num_tokens: int, seq_len: int) -> NDArray[np.int64]:
         """See `Plan.starts`."""
-        index = _checked(samples, num_tokens, seq_len)
+        num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
+        index = _checked(samples)
         n = self.windows_per_epoch(num_tokens=num_tokens, seq_len=seq_len)
         epoch = index // np.uint64(n)
         epochs, which = np.unique(epoch, return_inverse=True)
@@ -141,7 +152,9 @@ class ShuffledEpochs:
 
     def sequence_name(self) -> str:
         """The plan's name in a saved state: num_epochs may change during a run."""
-        return f"ShuffledEpochs(seed={self.seed})"
+        if type(self) is ShuffledEpochs:
+            return f"ShuffledEpochs(seed={self.seed})"
+        return repr(replace(self, num_epochs=None))  # a subclass may order otherwise
 
 
 @dataclass(frozen=True)
@@ -161,12 +174,13 @@ class SequentialWindows:
 
     def num_samples(self, *, num_tokens: int, seq_len: int) -> int:
         """Windows in the pass."""
-        check_one_window_fits(num_tokens, seq_len)
+        num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
         return -(-(num_tokens - 1) // seq_len)
 
     def starts(self, samples: ArrayLike, *, num_tokens: int, seq_len: int) -> NDArray[np.int64]:
         """See `Plan.starts`. Samples past the end repeat the last window."""
-        index = _checked(samples, num_tokens, seq_len).astype(np.int64)
+        num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
+        index = _checked(samples).astype(np.int64)
         last = self.num_samples(num_tokens=num_tokens, seq_len=seq_len) - 1
         starts: NDArray[np.int64] = np.minimum(index, last) * seq_len
         return np.minimum(starts, num_tokens - 1 - seq_len)
@@ -175,19 +189,24 @@ class SequentialWindows:
         self, samples: ArrayLike, *, num_tokens: int, seq_len: int
     ) -> NDArray[np.int64]:
         """How many targets at the end of each window count: int64 [n], 0 for samples past the end."""
-        index = _checked(samples, num_tokens, seq_len).astype(np.int64)
+        num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
+        index = _checked(samples).astype(np.int64)
         last = self.num_samples(num_tokens=num_tokens, seq_len=seq_len)
         left: NDArray[np.int64] = num_tokens - 1 - np.minimum(index, last) * seq_len
         return left.clip(0, seq_len)
 
 
-def check_one_window_fits(num_tokens: int, seq_len: int) -> None:
-    """Raises ValueError unless the token axis holds one window."""
+def check_one_window_fits(num_tokens: int, seq_len: int) -> tuple[int, int]:
+    """The two as plain integers (numpy's wrap around); ValueError unless the tokens hold a window."""
+    num_tokens, seq_len = operator.index(num_tokens), operator.index(seq_len)
+    if seq_len < 1:
+        raise ValueError(f"seq_len={seq_len}; needed is 1 or more")
     if num_tokens < seq_len + 1:
         raise ValueError(
             f"{num_tokens:,} tokens are fewer than one window of seq_len + 1 = {seq_len + 1:,}; "
             f"use a seq_len of at most {num_tokens - 1:,}, or more data"
         )
+    return num_tokens, seq_len
 
 
 def _check_seed(plan: RandomWindows | ShuffledEpochs) -> None:
@@ -203,8 +222,7 @@ def _check_seed(plan: RandomWindows | ShuffledEpochs) -> None:
     object.__setattr__(plan, "seed", seed)  # a plain int, so that the repr is the same for numpy's
 
 
-def _checked(samples: ArrayLike, num_tokens: int, seq_len: int) -> NDArray[np.uint64]:
-    check_one_window_fits(num_tokens, seq_len)
+def _checked(samples: ArrayLike) -> NDArray[np.uint64]:
     index = np.asarray(samples)
     if not index.size:
         return np.empty(0, np.uint64)

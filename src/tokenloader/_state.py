@@ -24,6 +24,7 @@ class LoaderState:
         step: batches handed out since the run began, whatever their sizes.
         sample: the next batch begins with this global sample.
         batch_size: of the run that saved it; to tell what earlier steps were.
+        since_step: the first step of that batch_size in a row up to this one.
         seq_len: inputs in a window.
         plan: the plan's name.
         data: the tokens' fingerprint, "DTYPE:NUM_TOKENS:HASH".
@@ -32,6 +33,7 @@ class LoaderState:
     step: int
     sample: int
     batch_size: int
+    since_step: int
     seq_len: int
     plan: str
     data: str
@@ -70,7 +72,7 @@ def from_dict(state: Mapping[str, Any]) -> LoaderState:
             if not isinstance(value, str):
                 raise ValueError(f"state: {name} is {value!r}; needed is a string")
         else:
-            least = 0 if name in ("step", "sample") else 1
+            least = 1 if name in ("batch_size", "seq_len") else 0
             # Some checkpointers give numpy's integers back.
             if not isinstance(value, (int, np.integer)) or value < least:
                 raise ValueError(

@@ -12,7 +12,8 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from io import FileIO
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +30,17 @@ _PROGRESS_AFTER_SECONDS = 3.0
 _RWF_DONTCACHE = 0x80
 
 
-def map_read_only(extent: Extent) -> NDArray[Any]:
+def map_read_only(extent: Extent, file: FileIO | None = None) -> NDArray[Any]:
     """The tokens of an extent, [num_tokens], backed by the page cache.
 
     Takes no RAM of the process's own, and reads nothing yet.
+
+    Args:
+        file: the extent's, if it is open already.
     """
     try:
-        with open(extent.path, "rb", buffering=0) as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with nullcontext(file) if file else open_file(extent) as opened:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -53,6 +57,11 @@ def map_read_only(extent: Extent) -> NDArray[Any]:
     return np.frombuffer(mapped, extent.dtype, extent.num_tokens, extent.offset_bytes)
 
 
+def open_file(extent: Extent) -> FileIO:
+    """The extent's file, for reading."""
+    return open(extent.path, "rb", buffering=0)
+
+
 class RamFill:
     """Reads extents, one after the other, into one array in RAM, in the background.
 
@@ -60,21 +69,21 @@ class RamFill:
 
     Args:
         extents: of one dtype.
+        files: theirs, open. By then the paths may be other files'. Closed when the reading ends.
         when_full: called once with the tokens, [num_tokens], on a background thread; never after an
             error or stop().
 
     Attributes:
         error: what went wrong, or None.
-
-    Raises:
-        MemoryError: the data is larger than the memory available.
     """
 
     def __init__(
-        self, extents: Sequence[Extent], when_full: Callable[[NDArray[Any]], object]
+        self,
+        extents: Sequence[Extent],
+        files: Sequence[FileIO],
+        when_full: Callable[[NDArray[Any]], object],
     ) -> None:
         num_bytes = sum(extent.nbytes for extent in extents)
-        _check_it_fits(extents, num_bytes)
         # Private, so that it is the process's own memory; and not np.empty, for whole, huge pages.
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -84,7 +93,9 @@ class RamFill:
         self._array = np.frombuffer(memory, extents[0].dtype)
         self._when_full = when_full
         self._lock = threading.Lock()  # of all below
-        self._chunks = _chunks(extents)
+        self._files = files
+        self._chunks = _chunks(extents, files)
+        self._num_at_work = _NUM_READERS
         self._left_bytes = num_bytes
         self._stopped = False
         self._progress = tqdm(
@@ -130,44 +141,51 @@ class RamFill:
         except Exception as error:
             self.error, self._stopped = error, True
             self._progress.close()
+        finally:
+            with self._lock:
+                self._num_at_work -= 1
+                if not self._num_at_work:
+                    for file in self._files:
+                        file.close()
 
 
 class _Chunk(NamedTuple):
     extent: Extent
+    file: FileIO
     offset_bytes: int  # in the file
     at: int  # in the array, bytes
     num_bytes: int
 
 
-def _chunks(extents: Sequence[Extent]) -> Iterator[_Chunk]:
+def _chunks(extents: Sequence[Extent], files: Sequence[FileIO]) -> Iterator[_Chunk]:
     at = 0
-    for extent in extents:
+    for extent, file in zip(extents, files, strict=True):
         for done in range(0, extent.nbytes, _READ_BYTES):
             size = min(_READ_BYTES, extent.nbytes - done)
-            yield _Chunk(extent, extent.offset_bytes + done, at + done, size)
+            yield _Chunk(extent, file, extent.offset_bytes + done, at + done, size)
         at += extent.nbytes
 
 
 def _read(chunk: _Chunk, out: memoryview) -> None:
     """Fills out, and leaves the page cache as it was where the system allows that."""
-    with open(chunk.extent.path, "rb", buffering=0) as file:
-        done = 0
-        while done < chunk.num_bytes:
-            count = _read_some(file.fileno(), out[done:], chunk.offset_bytes + done)
-            if not count:
-                raise OSError(
-                    errno.EIO,
-                    f"ended at byte {chunk.offset_bytes + done:,} while being read into RAM, before its "
-                    f"tokens did; has it been truncated?",
-                    str(chunk.extent.path),
-                )
-            done += count
+    done = 0
+    while done < chunk.num_bytes:
+        count = _read_some(chunk.file.fileno(), out[done:], chunk.offset_bytes + done)
+        if not count:
+            raise OSError(
+                errno.EIO,
+                f"ended at byte {chunk.offset_bytes + done:,} while being read into RAM, before its "
+                f"tokens did; has it been truncated?",
+                str(chunk.extent.path),
+            )
+        done += count
 
 
 def _read_some(descriptor: int, out: memoryview, offset: int) -> int:
     if not hasattr(os, "preadv"):
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.readv(descriptor, [out])
+        data = os.pread(descriptor, len(out), offset)
+        out[: len(data)] = data
+        return len(data)
     try:
         return os.preadv(descriptor, [out], offset, _RWF_DONTCACHE)
     except NotImplementedError:  # a Python built without preadv2, as on macOS
@@ -181,7 +199,9 @@ def _read_some(descriptor: int, out: memoryview, offset: int) -> int:
     return count
 
 
-def _check_it_fits(extents: Sequence[Extent], num_bytes: int) -> None:
+def check_it_fits(extents: Sequence[Extent]) -> None:
+    """Raises MemoryError if the tokens are larger than the memory available."""
+    num_bytes = sum(extent.nbytes for extent in extents)
     available = available_bytes()
     if available is not None and num_bytes > available:
         more = f" and {len(extents) - 1} more" if len(extents) > 1 else ""

@@ -13,8 +13,9 @@ import operator
 import os
 import weakref
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -31,7 +32,7 @@ from tokenloader._advice import (
 from tokenloader._formats import Extent, locate, token_dtype
 from tokenloader._gather import Pieces
 from tokenloader._hub import download, is_hub_address
-from tokenloader._storage import RamFill, map_read_only
+from tokenloader._storage import RamFill, check_it_fits, map_read_only, open_file
 
 Residency = Literal["mmap", "ram"]
 Source = str | os.PathLike[str]
@@ -93,9 +94,18 @@ def open_tokens(
                 f"{extent.path} holds {extent.dtype} tokens and {extents[0].path} {extents[0].dtype}; "
                 f"the files of one token axis must have one dtype, so convert one of them"
             )
-    arrays = [map_read_only(extent) for extent in extents]
+    if residency == "ram":
+        check_it_fits(extents)
+    # One opening serves the mapping and the reading into RAM: meanwhile a path may name another file.
+    files = (
+        [open_file(extent) for extent in extents] if residency == "ram" else [None] * len(extents)
+    )
+    arrays = [map_read_only(extent, file) for extent, file in zip(extents, files, strict=True)]
     name = str(extents[0].path) + (f" and {len(extents) - 1} more" if len(extents) > 1 else "")
-    return TokenArray(arrays, name=name, residency=residency, extents=extents)
+    tokens = TokenArray(arrays, name=name, residency=residency, extents=extents)
+    if residency == "ram":
+        tokens._fill_ram([file for file in files if file])
+    return tokens
 
 
 class TokenArray:
@@ -126,11 +136,6 @@ class TokenArray:
         self._closed = False
         self._fingerprint: str | None = None
         self._fill: RamFill | None = None
-        if extents and residency == "ram":
-            # The fill's threads must not keep tokens that everybody else has let go of.
-            self_if_alive = weakref.ref(self)
-            self._fill = RamFill(extents, lambda tokens: _hold_in_ram(self_if_alive, tokens))
-            weakref.finalize(self, self._fill.stop)
 
     def __len__(self) -> int:
         return self._num_tokens
@@ -173,7 +178,7 @@ class TokenArray:
             ValueError: starts, length or out is of the wrong shape or dtype; or the array is closed.
             OSError: a file was truncated, or its disk fails.
         """
-        held = self._hold()
+        held, length = self._hold(), operator.index(length)
         starts = self._checked_windows(starts, length)
         if held.mapped:
             self._fault_in(held.pieces, starts, length)
@@ -196,7 +201,7 @@ class TokenArray:
             starts: int [n], the first token of each window.
             length: tokens in a window, 1 or more.
         """
-        held = self._hold()
+        held, length = self._hold(), operator.index(length)
         if held.mapped:
             starts = self._checked_windows(starts, length)
             start_reading(_pages(held.pieces, starts, length))
@@ -206,7 +211,7 @@ class TokenArray:
         held = self._hold()
         if not held.mapped:
             return True
-        begins, _ = held.pieces.addresses(np.array([start], np.int64), 1)
+        begins, _ = held.pieces.addresses(self._checked_windows([start], 1), 1)
         return is_cached(int(begins[0]))
 
     def wait_until_loaded(self) -> None:
@@ -247,6 +252,17 @@ class TokenArray:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be copied or pickled; open the tokens again where needed")
+
+    def _fill_ram(self, files: Sequence[FileIO]) -> None:
+        # The fill's threads must not keep tokens that everybody else has let go of.
+        self_if_alive = weakref.ref(self)
+        self._fill = RamFill(
+            self._extents, files, lambda tokens: _hold_in_ram(self_if_alive, tokens)
+        )
+        weakref.finalize(self, self._fill.stop)
 
     def _copy(self, held: _Held, start: int, stop: int) -> NDArray[Any]:
         """Tokens [start, stop), read from disk one stride ahead of the copying."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from numpy.typing import NDArray
 
 
@@ -52,6 +52,13 @@ def resolve_sharding(sharding: jax.Device | Sharding | None, batch_size: int) ->
     if isinstance(sharding, NamedSharding):
         _check_named_sharding(sharding, batch_size)
     return sharding
+
+
+def mesh_of(sharding: Sharding) -> Mesh:
+    """A mesh of the sharding's devices."""
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return sharding.mesh
+    return Mesh(np.array(list(sharding.device_set)), ("devices",))
 
 
 def put(
