@@ -39,7 +39,12 @@ def results_section(results: dict[str, dict[str, Any]]) -> str:
             lines.append(f"| {answer(results[name])} |")
     parts = ["| question | answer |", "|---|---|", *lines]
     if "warm" in results:
-        parts += ["", *warm_table(results["warm"]), "", f"![{PLOT.stem}]({_relative(PLOT)})"]
+        parts += [
+            "",
+            *warm_table(results["warm"]),
+            "",
+            f"![Million tokens a second by batch shape]({_relative(PLOT)})",
+        ]
         parts += ["", hardware(results["warm"]["environment"])]
     return "\n".join(parts)
 
