@@ -228,3 +228,31 @@ def test_major_page_faults_are_those_of_the_thread_where_the_system_tells(monkey
     assert asked == ["this thread"]
     monkeypatch.setattr(_pipeline, "sys", types.SimpleNamespace(platform="darwin"))
     assert _pipeline._major_page_faults() == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (lambda samples: list(samples[:-1]), r"int64\[4095\] for 4096"),
+        (lambda samples: samples / 2, r"float64\[4096\] for 4096"),
+        (lambda samples: None, r"object\[\] for 4096"),
+    ],
+)
+def test_a_plan_whose_starts_are_not_one_integer_a_sample_is_an_error_that_names_it(given, named):
+    class Mine:
+        def __repr__(self):
+            return "Mine()"
+
+        def starts(self, samples, *, num_tokens, seq_len):
+            return given(samples)
+
+    with pytest.raises(ValueError, match=rf"^Mine\(\): starts gave {named} samples"):
+        next(plan_steps(Mine(), N, T, 2, 0, None))
+
+
+def test_starts_may_be_a_list():
+    class Mine:
+        def starts(self, samples, *, num_tokens, seq_len):
+            return [int(sample) % 7 for sample in samples]
+
+    assert next(plan_steps(Mine(), N, T, 3, 5, None)).starts.tolist() == [5, 6, 0]

@@ -68,8 +68,13 @@ def plan_steps(
             num_steps = min(num_steps, -(-(end - sample) // batch_size))
         samples = np.arange(sample, sample + num_steps * batch_size, dtype=np.int64)
         with TraceAnnotation("tokenloader.plan"):
-            starts = plan.starts(samples, num_tokens=num_tokens, seq_len=seq_len)
-            starts = starts.reshape(num_steps, batch_size)
+            starts = np.asarray(plan.starts(samples, num_tokens=num_tokens, seq_len=seq_len))
+            if starts.shape != samples.shape or starts.dtype.kind not in "iu":
+                raise ValueError(
+                    f"{plan!r}: starts gave {starts.dtype}{list(starts.shape)} for {len(samples)} "
+                    f"samples; needed is an integer for each"
+                )
+            starts = starts.astype(np.int64, copy=False).reshape(num_steps, batch_size)
             new = None
             if hasattr(plan, "new_targets"):
                 new = plan.new_targets(samples, num_tokens=num_tokens, seq_len=seq_len)
