@@ -106,12 +106,13 @@ def test_mapping_needs_no_advice_where_the_system_has_none(tmp_path, monkeypatch
     np.testing.assert_array_equal(map_read_only(written(tmp_path / "t")), TOKENS)
 
 
-def test_more_files_than_the_system_lets_open_are_an_error_with_a_remedy(tmp_path):
+@pytest.mark.parametrize("residency", ["mmap", "ram"])
+def test_more_files_than_the_system_lets_open_are_an_error_with_a_remedy(tmp_path, residency):
     script = f"""
 import resource, numpy as np, tokenloader as tl
 np.zeros(10, np.uint16).tofile({str(tmp_path / "shard")!r})
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-tl.open_tokens([{str(tmp_path / "shard")!r}] * 100, dtype="uint16")
+tl.open_tokens([{str(tmp_path / "shard")!r}] * 100, dtype="uint16", residency="{residency}")
 """
     found = subprocess.run(
         [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False

@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from io import FileIO
 from typing import Any, NamedTuple
 
@@ -38,18 +38,11 @@ def map_read_only(extent: Extent, file: FileIO | None = None) -> NDArray[Any]:
     Args:
         file: the extent's, if it is open already.
     """
-    try:
-        with nullcontext(file) if file else open_file(extent) as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        raise OSError(
-            errno.EMFILE,
-            "too many open files, and each mapped file counts as one: raise the limit (ulimit -n), or "
-            "join the files into fewer",
-            str(extent.path),
-        ) from None
+    with (
+        nullcontext(file) if file else open_file(extent) as opened,
+        _too_many_files_explained(extent),
+    ):
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     # Windows are far apart: without this a fault reads a whole read-ahead window (128 KiB to 8 MiB)
     # to use 2 KiB of it. What is worth reading ahead is named to the kernel with start_reading.
     if hasattr(mmap, "MADV_RANDOM"):
@@ -59,7 +52,23 @@ def map_read_only(extent: Extent, file: FileIO | None = None) -> NDArray[Any]:
 
 def open_file(extent: Extent) -> FileIO:
     """The extent's file, for reading."""
-    return open(extent.path, "rb", buffering=0)
+    with _too_many_files_explained(extent):
+        return open(extent.path, "rb", buffering=0)
+
+
+@contextmanager
+def _too_many_files_explained(extent: Extent) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise OSError(
+            errno.EMFILE,
+            "too many open files, and each mapped file counts as one: raise the limit (ulimit -n), or "
+            "join the files into fewer",
+            str(extent.path),
+        ) from None
 
 
 class RamFill:
