@@ -30,6 +30,7 @@ ROOMS = [
     "_tokens",
     "_plans",
     "_batch",
+    "_transform",
     "_transfer",
     "_prefetch",
     "_pipeline",
@@ -37,7 +38,7 @@ ROOMS = [
     "_loader",
     "__init__",
 ]
-JAX_ROOMS = {"_batch", "_transfer", "_pipeline", "_loader"}
+JAX_ROOMS = {"_batch", "_transform", "_transfer", "_pipeline", "_loader"}
 
 
 def imports(room):

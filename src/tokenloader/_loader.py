@@ -7,15 +7,12 @@ which each writes its own part of.
 
 from __future__ import annotations
 
-import functools
 import operator
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -24,13 +21,14 @@ from jax.profiler import TraceAnnotation
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from tokenloader._batch import Batch, PackedDocuments, hide_seen_targets, next_token
+from tokenloader._batch import next_token
 from tokenloader._pipeline import Block, Counters, plan_steps, produce
 from tokenloader._plans import Plan, ShuffledEpochs, check_one_window_fits
 from tokenloader._prefetch import Prefetcher
 from tokenloader._state import LoaderState, check_same_run, from_dict
 from tokenloader._tokens import TokenArray
 from tokenloader._transfer import mesh_of, resolve_sharding
+from tokenloader._transform import jitted
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class TokenLoader:
         self._hides_targets = hasattr(plan, "new_targets")
         self._end = self._end_sample()
         self.transform = transform
-        self._make_batch = None if transform is None else _jitted(transform, self._hides_targets)
+        self._make_batch = None if transform is None else jitted(transform, self._hides_targets)
 
         self._counters = Counters()
         self._prefetcher: Prefetcher[Block] | None = None
@@ -374,42 +372,6 @@ class _Origin(NamedTuple):
     sample: int
     batch_size: int  # of the steps before it,
     since_step: int  # from this one on
-
-
-def _jitted(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Callable[..., Any]:
-    """The transform under jit, compiled once however many loaders are made with it."""
-    if transform is next_token or isinstance(transform, PackedDocuments):
-        return _ours_jitted(transform, hides_targets)
-    # A user's may hold the loader itself (a bound method does), so it must not be kept here.
-    if not hides_targets:
-        return jax.jit(transform)  # jax keeps what it compiled for as long as the function lives
-    if isinstance(transform, FunctionType):
-        if transform not in _users_jitted:
-            _users_jitted[transform] = _jit(weakref.proxy(transform), hides_targets)
-        return _users_jitted[transform]
-    return _jit(weakref.proxy(transform), hides_targets)  # the loader has the reference that counts
-
-
-def _jit(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Callable[..., Any]:
-    if not hides_targets:
-        return jax.jit(transform)
-
-    def transform_and_hide(block: jax.Array, new_targets: jax.Array) -> Any:
-        batch = transform(block)
-        if isinstance(batch, Batch):
-            return hide_seen_targets(batch, new_targets)
-        warnings.warn(
-            f"{transform} returns {type(batch).__name__} and not a Batch, so the targets that the plan "
-            f"repeats to keep shapes static are not hidden in it",
-            stacklevel=2,
-        )
-        return batch
-
-    return jax.jit(transform_and_hide)
-
-
-_ours_jitted = functools.lru_cache(maxsize=64)(_jit)
-_users_jitted: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 def _positive(name: str, value: int) -> int:
