@@ -139,7 +139,7 @@ def test_hide_seen_targets_leaves_the_last_ones_of_each_row_and_no_hidden_one(do
     block = jnp.array([[1, EOT, 3, 4, 5]] * 4, jnp.uint16)
     batch = packed_documents(EOT)(block) if documents else next_token(block)
     new = jnp.array([[4], [3], [1], [0]], jnp.int32)
-    hidden = hide_seen_targets(batch, new)
+    hidden = hide_seen_targets(batch, new, batch.targets.shape[1])
     expected = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]], bool)
     if documents:
         expected[:, 1] = False

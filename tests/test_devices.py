@@ -181,8 +181,7 @@ def test_sharded_batches_kept_alive_never_change():
             P(("data", "model")),
             "over the 8 shards of mesh axis 'data' and 'model'; the nearest",
         ),
-        (16, P("data", "model"), "splits more than the batch axis"),
-        (16, P(None, "model"), "splits more than the batch axis"),
+        (16, P("data", None, "model"), "splits 3 axes; a batch has two"),
     ],
 )
 def test_a_sharding_that_does_not_fit_the_batch_is_an_error_at_construction(

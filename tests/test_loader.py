@@ -391,7 +391,9 @@ def json_state(loader):
 
 def test_the_state_counts_batches_handed_out_and_not_those_made():
     made = []
-    with tl.TokenLoader(WatchedTokens(lambda: made.append(1)), 3, 10, prefetch=4) as loader:
+    with tl.TokenLoader(
+        WatchedTokens(lambda: made.append(1)), 3, 10, prefetch=4, transform=None
+    ) as loader:
         assert loader.get_state()["step"] == 0
         next(loader)
         assert eventually(lambda: len(made) == 5)
@@ -731,10 +733,25 @@ def test_nothing_is_read_and_no_thread_started_before_the_first_next(own_threads
     assert (made, own_threads()) == ([], [])
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 5])
-def test_never_more_than_prefetch_blocks_are_made_beyond_those_taken(prefetch):
-    made = []
+@pytest.mark.parametrize(("prefetch", "group"), [(1, 1), (2, 2), (3, 2), (5, 3), (8, 5)])
+def test_never_more_than_prefetch_and_one_batches_are_made_beyond_those_taken(prefetch, group):
+    made = []  # an entry for a gather, which is of a group
     with tl.TokenLoader(WatchedTokens(lambda: made.append(1)), 2, 4, prefetch=prefetch) as loader:
+        for taken in range(1, 2 * group + 3):
+            next(loader)
+            groups = -(-taken // group) + prefetch // group
+            assert groups * group <= taken + prefetch + 1
+            assert eventually(lambda groups=groups: len(made) == groups)
+            time.sleep(0.01)
+            assert len(made) == groups
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+def test_blocks_that_are_handed_out_raw_are_made_one_by_one(prefetch):
+    made = []
+    with tl.TokenLoader(
+        WatchedTokens(lambda: made.append(1)), 2, 4, prefetch=prefetch, transform=None
+    ) as loader:
         for taken in range(1, 7):
             next(loader)
             assert eventually(lambda taken=taken: len(made) == taken + prefetch)
@@ -899,7 +916,7 @@ def test_the_transform_of_the_next_batch_is_launched_early_and_does_not_count(to
         next(loader)
         assert eventually(lambda: loader._prefetcher._ready.qsize() > 0)
         next(loader)
-        assert loader._made.sample == 6
+        assert loader._made[0].sample == 6
         assert loader.get_state()["step"] == loader.stats.batches == 2
         state = loader.get_state()
         loader.set_state({**state, "step": 1, "sample": 3})
@@ -984,7 +1001,7 @@ def test_close_while_the_source_blocks_returns_and_the_thread_ends_later(monkeyp
             blocked.set()
             going.wait()
 
-    loader = tl.TokenLoader(WatchedTokens(block_from_the_third_on), 2, 4)
+    loader = tl.TokenLoader(WatchedTokens(block_from_the_third_on), 2, 4, transform=None)
     next(loader)
     blocked.wait()
     began = time.monotonic()
@@ -1039,7 +1056,7 @@ def test_a_loader_abandoned_while_its_source_blocks_is_collected_at_once(own_thr
             blocked.set()
             going.wait()
 
-    loader = tl.TokenLoader(WatchedTokens(block_from_the_third_on), 2, 4)
+    loader = tl.TokenLoader(WatchedTokens(block_from_the_third_on), 2, 4, transform=None)
     next(loader)
     blocked.wait()
     began = time.monotonic()

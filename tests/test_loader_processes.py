@@ -87,7 +87,7 @@ def test_a_program_with_an_active_loader_ends_at(end):
 def test_a_program_ends_when_the_queue_is_full():
     assert run("""
         made = []
-        loader = tl.TokenLoader(Watched(lambda: made.append(1)), 8, 128, prefetch=50)
+        loader = tl.TokenLoader(Watched(lambda: made.append(1)), 64, 2048, prefetch=50)
         next(loader)
         while len(made) < 51:
             time.sleep(0.001)
@@ -187,7 +187,7 @@ def test_ctrl_c_while_waiting_for_a_source_that_blocks_ends_the_program_promptly
     # At once, and not after the time that the end of a thread is waited for; the exit may take that.
     code, out, err, seconds = interrupt_when_it_waits("""
         tokenloader._prefetch._JOIN_SECONDS = 4
-        loader = tl.TokenLoader(block_from(1), 8, 128)
+        loader = tl.TokenLoader(block_from(1), 8, 128, transform=None)
         next(loader)
         print("waiting", flush=True)
         began = time.monotonic()

@@ -29,7 +29,9 @@ ROOMS = [
     "_hub",
     "_tokens",
     "_plans",
+    "_placement",
     "_batch",
+    "_sequence",
     "_transform",
     "_transfer",
     "_prefetch",
@@ -38,7 +40,7 @@ ROOMS = [
     "_loader",
     "__init__",
 ]
-JAX_ROOMS = {"_batch", "_transform", "_transfer", "_pipeline", "_loader"}
+JAX_ROOMS = {"_placement", "_batch", "_sequence", "_transform", "_transfer", "_pipeline", "_loader"}
 
 
 def imports(room):

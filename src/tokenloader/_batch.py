@@ -47,6 +47,14 @@ def next_token(block: jax.Array) -> Batch:
     return Batch(inputs=block[:, :-1].astype(jnp.int32), targets=block[:, 1:].astype(jnp.int32))
 
 
+class Before(NamedTuple):
+    """What lies before some columns of a batch; numbers of rows are int32 [B, 1], or 0 for all."""
+
+    num_columns: jax.Array | int
+    num_ends: jax.Array | int  # of a row's documents, up to there
+    last_begin: jax.Array | int  # the column after the last of them, or 0
+
+
 @dataclass(frozen=True)
 class PackedDocuments:
     """A value and not a closure, so that loaders with the same one share its compiled code."""
@@ -54,16 +62,20 @@ class PackedDocuments:
     end_of_text: int
 
     def __call__(self, block: jax.Array) -> Batch:
-        batch = next_token(block)
+        return self.of(next_token(block), Before(0, 0, 0))
+
+    def of(self, batch: Batch, before: Before) -> Batch:
+        """The batch with its documents, where its columns come after others of the same rows."""
         ends = batch.inputs == self.end_of_text
-        column = jax.lax.broadcasted_iota(jnp.int32, batch.inputs.shape, 1)
+        column = before.num_columns + jax.lax.broadcasted_iota(jnp.int32, ends.shape, 1)
         # A document begins in the column after an end of text; a running maximum carries its column
         # on to the columns that follow.
         begins = jnp.pad(ends[:, :-1], ((0, 0), (1, 0)))
+        begin = jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
         return batch._replace(
             loss_mask=~ends,
-            segment_ids=1 + jnp.cumsum(begins, axis=1, dtype=jnp.int32),
-            positions=column - jax.lax.cummax(jnp.where(begins, column, 0), axis=1),
+            segment_ids=1 + before.num_ends + jnp.cumsum(begins, axis=1, dtype=jnp.int32),
+            positions=column - jnp.maximum(begin, before.last_begin),
         )
 
 
@@ -91,13 +103,16 @@ def packed_documents(end_of_text: int) -> Callable[[jax.Array], Batch]:
     return PackedDocuments(operator.index(end_of_text))
 
 
-def hide_seen_targets(batch: Batch, new_targets: jax.Array) -> Batch:
+def hide_seen_targets(
+    batch: Batch, new_targets: jax.Array, seq_len: int, num_columns_before: jax.Array | int = 0
+) -> Batch:
     """The batch with all but the last new_targets[i, 0] targets of row i hidden by its loss_mask.
 
     Args:
         new_targets: int32 [B, 1].
+        seq_len: targets in a whole row.
+        num_columns_before: of the row, where the batch begins behind them.
     """
-    seq_len = batch.targets.shape[1]
-    column = jax.lax.broadcasted_iota(jnp.int32, batch.targets.shape, 1)
+    column = num_columns_before + jax.lax.broadcasted_iota(jnp.int32, batch.targets.shape, 1)
     new = column >= seq_len - new_targets
     return batch._replace(loss_mask=new if batch.loss_mask is None else batch.loss_mask & new)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 from tokenloader._batch import next_token
-from tokenloader._pipeline import Block, Counters, plan_steps, produce
+from tokenloader._pipeline import Block, Counters, group_size, plan_steps, produce
+from tokenloader._placement import place, processes_of
 from tokenloader._plans import Plan, ShuffledEpochs, check_one_window_fits
 from tokenloader._prefetch import Prefetcher
 from tokenloader._state import LoaderState, check_same_run, from_dict
 from tokenloader._tokens import TokenArray
-from tokenloader._transfer import mesh_of, resolve_sharding
 from tokenloader._transform import jitted
 
 
@@ -118,16 +119,19 @@ class TokenLoader:
         self.prefetch = _positive("prefetch", prefetch)
         self.plan = plan
         check_one_window_fits(len(tokens), self.seq_len)
-        self.sharding = resolve_sharding(sharding, self.batch_size)
-        self._mesh = mesh_of(self.sharding)
+        self._placement = place(sharding, self.batch_size, self.seq_len)
+        self.sharding = self._placement.sharding
         self._hides_targets = hasattr(plan, "new_targets")
         self._end = self._end_sample()
         self.transform = transform
-        self._make_batch = None if transform is None else jitted(transform, self._hides_targets)
+        self._group = self._group_size()
+        self._make_batches = None
+        if transform is not None:
+            self._make_batches = jitted(transform, self._placement, self._group)
 
         self._counters = Counters()
         self._prefetcher: Prefetcher[Block] | None = None
-        self._made: _Made | None = None
+        self._made: deque[_Made] = deque()
         self._closed = False
         self._finished = False
         self._step = self._sample = 0  # of the next batch to hand out
@@ -154,15 +158,15 @@ class TokenLoader:
             self._stop_prefetching()
             raise StopIteration
         try:
-            made, self._made = self._made, None
-            if made is not None and made.sample != self._sample:
+            if self._made and self._made[0].sample != self._sample:
                 self._stop_prefetching()  # Ctrl-C fell between a batch's making and its counting
-                made = None
-            if made is None:
-                made = self._make(self._take())
-            elif self._prefetcher is not None:
+            if not self._made:
+                self._make(self._take(), waiting=False)
+            made = self._made.popleft()
+            if made.waiting and self._prefetcher is not None:
                 self._prefetcher.release()
-            self._made = self._make_if_there()
+            if not self._made:
+                self._make_if_there()
         except BaseException:
             # Also Ctrl-C: what is made so far may no longer begin at the position. Make it anew.
             self._stop_prefetching(wait=False)
@@ -250,6 +254,14 @@ class TokenLoader:
             )
         return count - self.batch_size + 1
 
+    def _group_size(self) -> int:
+        """How many steps are gathered, sent and made as one."""
+        if self.transform is None or not self._placement.stacks:
+            return 1
+        num_processes = len(processes_of(self.sharding))
+        batch_bytes = self.batch_size * (self.seq_len + 1) * self.tokens.dtype.itemsize
+        return group_size(batch_bytes // num_processes, self.prefetch)
+
     def _samples_at(self, step: int) -> NDArray[np.int64]:
         step, origin = operator.index(step), self._origin
         if step < 0:
@@ -295,22 +307,16 @@ class TokenLoader:
 
     def _take(self) -> Block:
         if self._prefetcher is None:
-            blocks = produce(
-                self.tokens,
-                plan_steps(
-                    self.plan,
-                    len(self.tokens),
-                    self.seq_len,
-                    self.batch_size,
-                    self._sample,
-                    self._end,
-                ),
-                self.batch_size,
-                self.seq_len + 1,
-                self.sharding,
-                self._counters,
+            steps = plan_steps(
+                self.plan,
+                len(self.tokens),
+                self._placement,
+                self._group,
+                self._sample,
+                self._end,
             )
-            prefetcher = Prefetcher(blocks, self.prefetch)
+            blocks = produce(self.tokens, steps, self._placement, self._group, self._counters)
+            prefetcher = Prefetcher(blocks, self.prefetch // self._group)
             self._finalizer = weakref.finalize(self, prefetcher.stop, wait=False)
             self._finalizer.atexit = False  # the prefetcher sees to that itself
             self._prefetcher = prefetcher
@@ -327,30 +333,42 @@ class TokenLoader:
         self._stop_prefetching()
         return self._take()
 
-    def _make(self, block: Block) -> _Made:
-        """Launches the transform; does not wait for the device."""
+    def _make(self, block: Block, *, waiting: bool) -> None:
+        """Launches the transform; does not wait for the device.
+
+        Args:
+            waiting: whether the block goes on counting as prefetched until its first batch is taken.
+        """
+        batches: tuple[Any, ...]
         with TraceAnnotation("tokenloader.transform"), self._own_mesh():
-            if self._make_batch is None:
-                return _Made(block.sample, block.tokens)
-            if block.new_targets is None:
-                return _Made(block.sample, self._make_batch(block.tokens))
-            return _Made(block.sample, self._make_batch(block.tokens, block.new_targets))
+            if self._make_batches is None:
+                batches = (block.tokens,)
+            elif block.new_targets is None:
+                batches = self._make_batches(block.tokens)
+            else:
+                batches = self._make_batches(block.tokens, block.new_targets)
+        self._made.extend(
+            _Made(block.sample + i * self.batch_size, batches[i], waiting and i == 0)
+            for i in range(block.num_steps)
+        )
 
     def _own_mesh(self) -> AbstractContextManager[object]:
         """The loader's devices for its transform, where the caller has set another mesh."""
         if jax.sharding.get_abstract_mesh().empty:
             return nullcontext()
-        return jax.set_mesh(self._mesh)
+        return jax.set_mesh(self._placement.mesh)
 
-    def _make_if_there(self) -> _Made | None:
-        """The batch after the one to hand out, so that the device makes it while that one is used."""
-        if self._prefetcher is None or self._make_batch is None:
-            return None
-        block = self._prefetcher.take_if_there()
-        return None if block is None else self._make(block)
+    def _make_if_there(self) -> None:
+        """What comes after the batch to hand out, so that the device makes it while that is used."""
+        # Over several processes all must launch the same in the same order, so none may look.
+        if not self.sharding.is_fully_addressable or self._make_batches is None:
+            return
+        block = self._prefetcher.take_if_there() if self._prefetcher else None
+        if block is not None:
+            self._make(block, waiting=True)
 
     def _stop_prefetching(self, *, wait: bool = True) -> None:
-        self._made = None
+        self._made.clear()
         # Let go of first: Ctrl-C during the wait must not leave a prefetcher that has ended.
         prefetcher, self._prefetcher = self._prefetcher, None
         if prefetcher is not None:
@@ -363,6 +381,7 @@ class _Made(NamedTuple):
 
     sample: int
     batch: Any
+    waiting: bool  # its block still counts as prefetched
 
 
 class _Origin(NamedTuple):

@@ -12,15 +12,16 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.profiler import TraceAnnotation
-from jax.sharding import Sharding
 from numpy.typing import NDArray
 
+from tokenloader._placement import Placement
 from tokenloader._plans import Plan
 from tokenloader._tokens import TokenArray
 from tokenloader._transfer import put
@@ -31,20 +32,33 @@ _PLAN_SAMPLES = 4096
 # batches. Cold, 32x1024 on a virtual NVMe disk: 16 batches reach what 32 do, 8 come 6% short, 2 a quarter.
 _AHEAD_WINDOWS = 512
 _AHEAD_BYTES = 32 << 20
-# After so many batches without a miss, the data counts as cached, and is no longer announced.
-_BATCHES_WITHOUT_MISS = 64
+# After so many groups without a miss, the data counts as cached, and is no longer announced.
+_GROUPS_WITHOUT_MISS = 64
 
 
-class Step(NamedTuple):
-    sample: int  # the first of its samples
-    starts: NDArray[np.int64]  # [B]
-    new_targets: NDArray[np.int32] | None  # [B, 1]
+# Batches that are sent as one: a batch of 32x1024 costs two thirds of what it does alone with two, half
+# with four. Past this size the bytes themselves are what costs.
+_GROUP_BYTES = 256 << 10
+
+
+class Steps(NamedTuple):
+    """Consecutive steps, which share one gather, one transfer and one launch of the transform.
+
+    There are always as many: where fewer are left, the last is repeated, so that no shape changes. n is
+    the number of rows that this process's devices hold.
+    """
+
+    sample: int  # the first of the first step
+    num_steps: int  # that count
+    starts: NDArray[np.int64]  # [group, n]
+    new_targets: NDArray[np.int32] | None  # [group, n, 1]
 
 
 class Block(NamedTuple):
-    sample: int
-    tokens: jax.Array  # [B, T + 1]
-    new_targets: jax.Array | None  # [B, 1]
+    sample: int  # the first of the first step
+    num_steps: int  # that count
+    tokens: jax.Array  # [B, columns], or [group, B, columns]
+    new_targets: jax.Array | None  # [B, 1], or [group, B, 1]
 
 
 @dataclass
@@ -58,15 +72,28 @@ class Counters:
     major_page_faults: int = 0
 
 
+def group_size(batch_bytes: int, prefetch: int) -> int:
+    """How many steps are sent as one: none waits that would not have been there with one a time.
+
+    While one group is handed out, another waits: together they are prefetch + 2 batches at most.
+    """
+    return max(1, min(1 + prefetch // 2, _GROUP_BYTES // batch_bytes))
+
+
 def plan_steps(
-    plan: Plan, num_tokens: int, seq_len: int, batch_size: int, sample: int, end: int | None
-) -> Iterator[Step]:
-    """The plan's steps from a sample on, computed for many steps at once."""
+    plan: Plan, num_tokens: int, placement: Placement, group: int, sample: int, end: int | None
+) -> Iterator[Steps]:
+    """The plan's steps from a sample on, `group` at a time, computed for many at once.
+
+    No step begins at sample `end` or later.
+    """
+    batch_size, seq_len, rows = placement.batch_size, placement.seq_len, placement.rows
     while end is None or sample < end:
-        num_steps = max(1, _PLAN_SAMPLES // batch_size)
+        num_steps = group * max(1, _PLAN_SAMPLES // (group * len(rows)))
         if end is not None:
             num_steps = min(num_steps, -(-(end - sample) // batch_size))
-        samples = np.arange(sample, sample + num_steps * batch_size, dtype=np.int64)
+        first = np.arange(sample, sample + num_steps * batch_size, batch_size, dtype=np.int64)
+        samples = (first[:, None] + rows).reshape(-1)
         with TraceAnnotation("tokenloader.plan"):
             starts = np.asarray(plan.starts(samples, num_tokens=num_tokens, seq_len=seq_len))
             if starts.shape != samples.shape or starts.dtype.kind not in "iu":
@@ -74,84 +101,131 @@ def plan_steps(
                     f"{plan!r}: starts gave {starts.dtype}{list(starts.shape)} for {len(samples)} "
                     f"samples; needed is an integer for each"
                 )
-            starts = starts.astype(np.int64, copy=False).reshape(num_steps, batch_size)
+            starts = starts.astype(np.int64, copy=False).reshape(num_steps, len(rows))
             new = None
             if hasattr(plan, "new_targets"):
                 new = plan.new_targets(samples, num_tokens=num_tokens, seq_len=seq_len)
-                new = new.astype(np.int32).reshape(num_steps, batch_size, 1)
-        for i in range(num_steps):
-            yield Step(sample + i * batch_size, starts[i], None if new is None else new[i])
+                new = new.astype(np.int32).reshape(num_steps, len(rows), 1)
+        for i in range(0, num_steps, group):
+            yield _group(
+                int(first[i]),
+                starts[i : i + group],
+                None if new is None else new[i : i + group],
+                group,
+            )
         sample += num_steps * batch_size
+
+
+def _group(
+    sample: int, starts: NDArray[np.int64], new: NDArray[np.int32] | None, group: int
+) -> Steps:
+    num_steps = len(starts)
+    if num_steps < group:
+        which = np.minimum(np.arange(group), num_steps - 1)
+        starts, new = starts[which], None if new is None else new[which]
+    return Steps(sample, num_steps, starts, new)
+
+
+def _one_by_one(steps: Steps, batch_size: int) -> Iterator[Steps]:
+    """The same steps, each in a group of its own."""
+    for i in range(steps.num_steps):
+        this = slice(i, i + 1)
+        new = None if steps.new_targets is None else steps.new_targets[this]
+        yield _group(steps.sample + i * batch_size, steps.starts[this], new, len(steps.starts))
 
 
 class LookAhead:
     """Announces steps to the disk before they are gathered, while that gains something.
 
-    One window of each step is probed (2 us) some steps before its turn, when nobody has asked for it
+    One window of each group is probed (2 us) some groups before its turn, when nobody has asked for it
     yet: the windows are spread over the data, so the probes tell how much of it is cached. They go on
     when announcing has stopped, and so it begins again when the cache is lost.
 
     Args:
-        steps: in order.
-        depth: steps to announce ahead, 1 or more.
+        groups: of steps, in order.
+        depth: groups to announce ahead, 1 or more.
     """
 
-    def __init__(self, tokens: TokenArray, steps: Iterator[Step], window: int, depth: int) -> None:
-        self._tokens, self._steps, self._window, self._depth = tokens, steps, window, depth
-        self._ahead: deque[Step] = deque()
-        self._announcing = _BATCHES_WITHOUT_MISS  # so many batches more
+    def __init__(
+        self, tokens: TokenArray, groups: Iterator[Steps], placement: Placement, depth: int
+    ) -> None:
+        self._tokens, self._groups, self._placement = tokens, groups, placement
+        self._depth = depth
+        self._ahead: deque[Steps] = deque()
+        self._announcing = _GROUPS_WITHOUT_MISS  # so many more
 
-    def next_step(self) -> Step | None:
-        """The next step to gather; None after the last."""
-        for step in itertools.islice(self._steps, 1 + self._depth - len(self._ahead)):
-            if not self._tokens.is_cached(int(step.starts[0])):
+    def next_steps(self) -> Steps | None:
+        """The next steps to gather; None after the last."""
+        for steps in itertools.islice(self._groups, 1 + self._depth - len(self._ahead)):
+            if not self._tokens.is_cached(int(steps.starts[0, 0])):
                 self.missed()
             if self._announcing:
                 self._announcing -= 1
-                self._tokens.will_need(step.starts, self._window)
-            self._ahead.append(step)
+                self._tokens.will_need(
+                    self._placement.windows(steps.starts), self._placement.window
+                )
+            self._ahead.append(steps)
         return self._ahead.popleft() if self._ahead else None
 
     def missed(self) -> None:
         """Something was not in memory."""
-        self._announcing = _BATCHES_WITHOUT_MISS
+        self._announcing = _GROUPS_WITHOUT_MISS
 
 
-def look_ahead_depth(batch_size: int, window_bytes: int) -> int:
-    """Steps to announce ahead."""
+def look_ahead_depth(rows: int, window_bytes: int) -> int:
+    """Groups to announce ahead.
+
+    Args:
+        rows: windows in a group.
+    """
     windows = min(_AHEAD_WINDOWS, _AHEAD_BYTES // window_bytes)
-    return max(2, -(-windows // batch_size))
+    return max(2, -(-windows // rows))
 
 
 def produce(
     tokens: TokenArray,
-    steps: Iterator[Step],
-    batch_size: int,
-    window: int,
-    sharding: Sharding,
+    groups: Iterator[Steps],
+    placement: Placement,
+    group: int,
     counters: Counters,
 ) -> Iterator[Block]:
-    """Runs on the background thread: announces, gathers and transfers one step after the other."""
-    depth = look_ahead_depth(batch_size, window * tokens.dtype.itemsize)
-    look_ahead = LookAhead(tokens, steps, window, depth)
+    """Runs on the background thread: announces, gathers and transfers one group after the other."""
+    window_bytes = (placement.seq_len + 1) * tokens.dtype.itemsize
+    depth = look_ahead_depth(group * len(placement.rows), window_bytes)
+    look_ahead = LookAhead(tokens, groups, placement, depth)
     while True:
         with TraceAnnotation("tokenloader.look_ahead"):
-            step = look_ahead.next_step()
-        if step is None:
+            steps = look_ahead.next_steps()
+        if steps is None:
             return
-        with TraceAnnotation("tokenloader.gather"):
-            began, faults_before = time.perf_counter(), _major_page_faults()
-            block = tokens.gather(step.starts, window)
-            if faults := _major_page_faults() - faults_before:
-                counters.major_page_faults += faults
-                look_ahead.missed()
-            counters.gather_seconds += time.perf_counter() - began
-        with TraceAnnotation("tokenloader.transfer"):
-            began = time.perf_counter()
-            on_device = put(block, step.new_targets, sharding)
-            counters.transfer_seconds += time.perf_counter() - began
-        del block  # jax's from here on
-        yield Block(step.sample, *on_device)
+        with suppress(Exception) if steps.num_steps > 1 else nullcontext():
+            yield _send(tokens, steps, placement, counters, look_ahead)
+            continue
+        # What can be read of them is handed out before the error is raised.
+        for one in _one_by_one(steps, placement.batch_size):
+            yield _send(tokens, one, placement, counters, look_ahead)
+
+
+def _send(
+    tokens: TokenArray,
+    steps: Steps,
+    placement: Placement,
+    counters: Counters,
+    look_ahead: LookAhead,
+) -> Block:
+    """Gathers and transfers. When it returns the host's block is jax's, and nobody else's."""
+    with TraceAnnotation("tokenloader.gather"):
+        began, faults_before = time.perf_counter(), _major_page_faults()
+        windows = tokens.gather(placement.windows(steps.starts), placement.window)
+        if faults := _major_page_faults() - faults_before:
+            counters.major_page_faults += faults
+            look_ahead.missed()
+        counters.gather_seconds += time.perf_counter() - began
+    with TraceAnnotation("tokenloader.transfer"):
+        began = time.perf_counter()
+        on_device = put(windows, steps.new_targets, placement, len(steps.starts))
+        counters.transfer_seconds += time.perf_counter() - began
+    return Block(steps.sample, steps.num_steps, *on_device)
 
 
 def _major_page_faults() -> int:

@@ -16,30 +16,65 @@ from typing import Any
 import jax
 
 from tokenloader._batch import Batch, PackedDocuments, hide_seen_targets, next_token
+from tokenloader._placement import Placement
+from tokenloader._sequence import on_pieces, on_whole
 
 
-def jitted(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Callable[..., Any]:
-    """The transform under jit, compiled once however many loaders are made with it."""
+def jitted(
+    transform: Callable[[jax.Array], Any],
+    placement: Placement,
+    group: int,
+) -> Callable[..., tuple[Any, ...]]:
+    """The transform under jit, for groups of steps.
+
+    Returns:
+        A function of what `put` gives, without the None: the block and, where the plan hides targets,
+        how many count in each row. It gives what the transform makes of each step of the group.
+    """
+    # Only a placement that cuts sequences is part of what is compiled.
+    key = (placement if placement.cuts else None, placement.seq_len, group)
     if transform is next_token or isinstance(transform, PackedDocuments):
-        return _ours_jitted(transform, hides_targets)
+        return _ours_jitted(transform, *key)
     # A user's may hold the loader itself (a bound method does), so it must not be kept here.
-    if not hides_targets:
-        return jax.jit(transform)  # jax keeps what it compiled for as long as the function lives
     if isinstance(transform, FunctionType):
-        if transform not in _users_jitted:
-            _users_jitted[transform] = _jit(weakref.proxy(transform), hides_targets)
-        return _users_jitted[transform]
-    return _jit(weakref.proxy(transform), hides_targets)  # the loader has the reference that counts
+        kept = _users_jitted.setdefault(transform, {})
+        if key not in kept:
+            kept[key] = _jit(weakref.proxy(transform), *key)
+        return kept[key]
+    return _jit(weakref.proxy(transform), *key)  # the loader has the reference that counts
 
 
-def _jit(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Callable[..., Any]:
-    if not hides_targets:
-        return jax.jit(transform)
+def _jit(
+    transform: Callable[[jax.Array], Any],
+    cut: Placement | None,
+    seq_len: int,
+    group: int,
+) -> Callable[..., tuple[Any, ...]]:
+    if cut is not None and (transform is next_token or isinstance(transform, PackedDocuments)):
+        of_one = on_pieces(transform, cut)
+    else:
+        of_one = _of_rows(transform, cut, seq_len)
+    if group == 1:
+        return jax.jit(lambda *arguments: (of_one(*arguments),))
+    of_one = jax.jit(of_one)  # traced once, not once a step
 
-    def transform_and_hide(block: jax.Array, new_targets: jax.Array) -> Any:
-        batch = transform(block)
+    def of_group(*arguments: jax.Array) -> tuple[Any, ...]:
+        return tuple(of_one(*(stacked[i] for stacked in arguments)) for i in range(group))
+
+    return jax.jit(of_group)
+
+
+def _of_rows(
+    transform: Callable[[jax.Array], Any], cut: Placement | None, seq_len: int
+) -> Callable[..., Any]:
+    of_block = transform if cut is None else on_whole(transform, cut)
+
+    def of_rows(block: jax.Array, new_targets: jax.Array | None = None) -> Any:
+        batch = of_block(block)
+        if new_targets is None:
+            return batch
         if isinstance(batch, Batch):
-            return hide_seen_targets(batch, new_targets)
+            return hide_seen_targets(batch, new_targets, seq_len)
         warnings.warn(
             f"{transform} returns {type(batch).__name__} and not a Batch, so the targets that the plan "
             f"repeats to keep shapes static are not hidden in it",
@@ -47,8 +82,10 @@ def _jit(transform: Callable[[jax.Array], Any], hides_targets: bool) -> Callable
         )
         return batch
 
-    return jax.jit(transform_and_hide)
+    return of_rows
 
 
 _ours_jitted = functools.lru_cache(maxsize=64)(_jit)
-_users_jitted: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
+_users_jitted: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., tuple[Any, ...]]]] = (
+    weakref.WeakKeyDictionary()
+)

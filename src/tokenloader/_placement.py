@@ -1,0 +1,275 @@
+"""Placement: which rows and columns of a batch each device holds, resolved once for a loader.
+
+A sequence that is split over devices is cut into pieces that overlap by one token, the halo: the last
+target of a piece is the first input of the next. So a block has a column more for each piece, every
+device shifts its own, and nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one or more devices of this process hold of every block: some rows, one cut of each.
+
+    Args:
+        begin, end: positions in `Placement.rows`.
+        cut: which of the pieces of a sequence.
+        devices: that hold it.
+    """
+
+    begin: int
+    end: int
+    cut: int
+    devices: tuple[jax.Device, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where batches [batch_size, seq_len] go. Compared by its fields, so that it may be a key.
+
+    Args:
+        sharding: of a batch.
+        batch_size: rows of the global batch.
+        seq_len: inputs in a row.
+        num_cuts: pieces that each sequence is split into; 1 keeps sequences whole.
+    """
+
+    sharding: Sharding
+    batch_size: int
+    seq_len: int
+    num_cuts: int
+
+    @property
+    def window(self) -> int:
+        """Tokens that are gathered at a time: a piece of a sequence and its halo."""
+        return self.seq_len // self.num_cuts + 1
+
+    @property
+    def cuts(self) -> bool:
+        """Whether mesh axes are named for sequences, of size 1 perhaps."""
+        return isinstance(self.sharding, NamedSharding) and self.spec[1] is not None
+
+    @property
+    def stacks(self) -> bool:
+        """Whether blocks of several steps can be sent as one."""
+        return isinstance(self.sharding, (NamedSharding, SingleDeviceSharding))
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """A mesh of the sharding's devices."""
+        if isinstance(self.sharding, NamedSharding) and isinstance(self.sharding.mesh, Mesh):
+            return self.sharding.mesh
+        return Mesh(np.array(list(self.sharding.device_set)), ("devices",))
+
+    @property
+    def spec(self) -> tuple[Any, Any]:
+        """Which mesh axes split rows and sequences; of a NamedSharding."""
+        assert isinstance(self.sharding, NamedSharding)
+        rows, columns, *_ = (*self.sharding.spec, None, None)
+        return rows, columns
+
+    def shardings(self, num_steps: int) -> tuple[Sharding, Sharding]:
+        """Of a block, [batch_size, columns], and of numbers for its rows, [batch_size, 1].
+
+        With a first axis more, that is not split, where num_steps is more than 1.
+        """
+        return self._of_one if num_steps == 1 else self._of_several
+
+    @cached_property
+    def _of_one(self) -> tuple[Sharding, Sharding]:
+        if not self.cuts:
+            return self.sharding, self.sharding
+        return self.sharding, _with_spec(self.sharding, self.spec[0])
+
+    @cached_property
+    def _of_several(self) -> tuple[Sharding, Sharding]:
+        if isinstance(self.sharding, SingleDeviceSharding):
+            return self.sharding, self.sharding
+        rows, columns = self.spec
+        return _with_spec(self.sharding, None, rows, columns), _with_spec(self.sharding, None, rows)
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What this process's devices hold, in the order of rows and cuts."""
+        cut_len = self.seq_len // self.num_cuts
+        holders: dict[tuple[int, int, int], list[jax.Device]] = {}
+        for device, (rows, columns) in self._held().items():
+            begin, end, _ = rows.indices(self.batch_size)
+            holders.setdefault((begin, end, (columns.start or 0) // cut_len), []).append(device)
+        # The row ranges are equal or disjoint: positions are counted in those that are here.
+        ranges = sorted({(begin, end) for begin, end, _ in holders})
+        positions = np.cumsum([0, *(end - begin for begin, end in ranges)]).tolist()
+        at = dict(zip(ranges, positions[:-1], strict=True))
+        return tuple(
+            Piece(at[begin, end], at[begin, end] + end - begin, cut, tuple(devices))
+            for (begin, end, cut), devices in sorted(holders.items(), key=lambda item: item[0])
+        )
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """Rows of the global batch that this process's devices hold, [n], ascending."""
+        ranges = {rows.indices(self.batch_size)[:2] for rows, _ in self._held().values()}
+        return np.concatenate([np.arange(*ends, dtype=np.int64) for ends in sorted(ranges)])
+
+    def windows(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the tokens to gather begin, `window` of them each.
+
+        Args:
+            starts: int64 [num_steps, n], of the windows of `rows`.
+
+        Returns:
+            int64 [m]. In one process in the order of a block: step, row, cut. In several in the order of
+            pieces: piece, step, row.
+        """
+        cut_len = self.seq_len // self.num_cuts
+        if not self.sharding.is_fully_addressable:
+            parts = [starts[:, p.begin : p.end] + p.cut * cut_len for p in self.pieces]
+            return np.concatenate([part.reshape(-1) for part in parts])
+        if self.num_cuts == 1:
+            return starts.reshape(-1)
+        cuts = np.arange(self.num_cuts, dtype=np.int64) * cut_len
+        return (starts[..., None] + cuts).reshape(-1)
+
+    def _held(self) -> dict[jax.Device, tuple[slice, slice]]:
+        held = self.sharding.addressable_devices_indices_map((self.batch_size, self.seq_len))
+        return {device: (index[0], index[1]) for device, index in held.items() if index}
+
+
+def place(sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int) -> Placement:
+    """Where batches go.
+
+    Args:
+        sharding: a device, a sharding of [batch_size, seq_len], or None for JAX's default device now
+            (which other threads do not see: so this runs on the caller's).
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: batch_size or seq_len does not divide over it, it has more than two axes, none of its
+            devices is of this process, or it spans some processes of the program and not all.
+    """
+    if sharding is None:
+        device = next(iter(jax.device_put(np.zeros((), np.int32)).devices()))
+        _warn_of_an_idle_accelerator(device)
+        sharding = device
+    if isinstance(sharding, jax.Device):
+        sharding = SingleDeviceSharding(sharding)
+    if not isinstance(sharding, Sharding):
+        raise TypeError(
+            f"sharding is of type {type(sharding).__name__}; needed is a jax.Device, a "
+            f"jax.sharding.Sharding, or None for the default device"
+        )
+    if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
+        raise ValueError(
+            f"{sharding} is over a {type(sharding.mesh).__name__}, which has no devices; needed is a "
+            f"Mesh of devices: jax.make_mesh(...)"
+        )
+    _check_processes(sharding)
+    num_cuts = 1
+    if isinstance(sharding, NamedSharding):
+        num_cuts = _check_axes(sharding, batch_size, seq_len)
+    return Placement(sharding, batch_size, seq_len, num_cuts)
+
+
+def _with_spec(sharding: Sharding, *spec: Any) -> NamedSharding:
+    """The same mesh and kind of memory; made once, because jax compares shardings it knows faster."""
+    assert isinstance(sharding, NamedSharding)
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
+
+
+def _check_processes(sharding: Sharding) -> None:
+    this, there = jax.process_index(), processes_of(sharding)
+    if this not in there:
+        raise ValueError(
+            f"{sharding} has no device of this process, {this} of {jax.process_count()}, but of "
+            f"{_processes(there)}; make its mesh of all jax.devices(), or of jax.local_devices() for "
+            f"batches of this process alone"
+        )
+    if len(there) > 1 and len(there) < jax.process_count():
+        raise ValueError(
+            f"{sharding} has devices of {_processes(there)}, but the program has "
+            f"{jax.process_count()} processes; make its mesh of all jax.devices(), or of "
+            f"jax.local_devices() for batches of one process alone"
+        )
+    if len(there) > 1 and not isinstance(sharding, NamedSharding):
+        raise ValueError(
+            f"{sharding} has devices of {len(there)} processes and is a {type(sharding).__name__}; "
+            f"over several processes a NamedSharding is needed"
+        )
+
+
+def processes_of(sharding: Sharding) -> list[int]:
+    """The processes that have devices of a sharding, ascending."""
+    devices: set[Any] = sharding.device_set
+    return sorted({device.process_index for device in devices})
+
+
+def _processes(indices: list[int]) -> str:
+    names = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
+    return f"process {names}" if len(indices) == 1 else f"processes {names}"
+
+
+def _check_axes(sharding: NamedSharding, batch_size: int, seq_len: int) -> int:
+    """The number of shards of a sequence."""
+    if len(sharding.spec) > 2:
+        raise ValueError(
+            f"{sharding.spec} splits {len(sharding.spec)} axes; a batch has two, [batch_size, seq_len]"
+        )
+    shards = []
+    for name, size, entry in zip(
+        ("batch_size", "seq_len"), (batch_size, seq_len), (*sharding.spec, None, None), strict=False
+    ):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            raise ValueError(
+                f"{sharding.spec} leaves an axis unconstrained; say for {name} which mesh axes split "
+                f"it, or None"
+            )
+        axes = () if entry is None else (entry if isinstance(entry, tuple) else (entry,))
+        shards.append(math.prod(int(sharding.mesh.shape[axis]) for axis in axes))
+        if size % shards[-1]:
+            below = size - size % shards[-1]
+            nearest = f"{below} and {below + shards[-1]}" if below else f"{shards[-1]}"
+            raise ValueError(
+                f"{name}={size} does not divide over the {shards[-1]} shards of mesh axis "
+                f"{' and '.join(map(repr, axes))}; the nearest that does: {nearest}"
+            )
+    _, num_cuts = shards
+    return num_cuts
+
+
+def _warn_of_an_idle_accelerator(device: jax.Device) -> None:
+    if device.platform != "cpu":
+        return
+    for platform in ("gpu", "tpu"):
+        try:
+            idle = jax.local_devices(backend=platform)[0]
+        except RuntimeError:
+            continue
+        warnings.warn(
+            f"batches will land on {device}, the default device, while {idle} is idle. Pass "
+            f'sharding=jax.devices("{platform}")[0] to use it, or sharding=jax.devices("cpu")[0] to '
+            f"say that the CPU is meant",
+            stacklevel=4,
+        )
+        return
+    if os.path.exists("/dev/nvidia0") and "cpu" not in (
+        getattr(jax.config, "jax_platforms", None) or ""
+    ):
+        warnings.warn(
+            "batches will land on the CPU: this machine has an NVIDIA GPU, which the installed jax does "
+            "not use. Install jax for CUDA (https://docs.jax.dev/en/latest/installation.html), or pass "
+            'sharding=jax.devices("cpu")[0] to say that the CPU is meant',
+            stacklevel=4,
+        )
