@@ -30,6 +30,7 @@ ROOMS = [
     "_tokens",
     "_plans",
     "_placement",
+    "_agreement",
     "_batch",
     "_sequence",
     "_transform",
@@ -40,7 +41,16 @@ ROOMS = [
     "_loader",
     "__init__",
 ]
-JAX_ROOMS = {"_placement", "_batch", "_sequence", "_transform", "_transfer", "_pipeline", "_loader"}
+JAX_ROOMS = {
+    "_placement",
+    "_agreement",
+    "_batch",
+    "_sequence",
+    "_transform",
+    "_transfer",
+    "_pipeline",
+    "_loader",
+}
 
 
 def imports(room):

@@ -7,12 +7,12 @@ which each writes its own part of.
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -22,9 +22,10 @@ from jax.profiler import TraceAnnotation
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
+from tokenloader._agreement import check_all_have
 from tokenloader._batch import next_token
 from tokenloader._pipeline import Block, Counters, group_size, plan_steps, produce
-from tokenloader._placement import place, processes_of
+from tokenloader._placement import place, processes_of, under
 from tokenloader._plans import Plan, ShuffledEpochs, check_one_window_fits
 from tokenloader._prefetch import Prefetcher
 from tokenloader._state import LoaderState, check_same_run, from_dict
@@ -136,6 +137,8 @@ class TokenLoader:
         self._finished = False
         self._step = self._sample = 0  # of the next batch to hand out
         self._seek(_Origin(0, 0, self.batch_size, 0))
+        if not self.sharding.is_fully_addressable:
+            check_all_have(self._given(), "arguments for TokenLoader")
 
     def __iter__(self) -> Self:
         if self._finished:
@@ -196,6 +199,9 @@ class TokenLoader:
             ValueError: plan, seq_len or data differ (each difference is named), or it is no such state.
             TypeError: it is not a mapping.
         """
+        if not self.sharding.is_fully_addressable:
+            given = dict(state) if isinstance(state, Mapping) else {"state": state}
+            check_all_have(given, "states for set_state")
         saved = from_dict(state)
         check_same_run(saved, self._state())
         self._seek(_Origin(saved.step, saved.sample, saved.batch_size, saved.since_step))
@@ -278,6 +284,21 @@ class TokenLoader:
             raise ValueError(f"step {step} is past the end of {self.plan}")
         return np.arange(first, first + size, dtype=np.int64)
 
+    def _given(self) -> dict[str, Any]:
+        """What must be the same in all processes: the samples, and the programs they launch together."""
+        order = hashlib.blake2b(
+            str([device.id for device in self._placement.mesh.devices.flat]).encode(), digest_size=4
+        )
+        return {
+            "tokens": self.tokens.fingerprint(),
+            "plan": _name_of(self.plan),
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "prefetch": self.prefetch,
+            "transform": _name_of(self.transform),
+            "sharding": f"{self.sharding}, order of devices {order.hexdigest()}",
+        }
+
     def _state(self) -> LoaderState:
         if hasattr(self.plan, "sequence_name"):
             name = self.plan.sequence_name()
@@ -340,7 +361,7 @@ class TokenLoader:
             waiting: whether the block goes on counting as prefetched until its first batch is taken.
         """
         batches: tuple[Any, ...]
-        with TraceAnnotation("tokenloader.transform"), self._own_mesh():
+        with TraceAnnotation("tokenloader.transform"), under(self._placement.mesh):
             if self._make_batches is None:
                 batches = (block.tokens,)
             elif block.new_targets is None:
@@ -351,12 +372,6 @@ class TokenLoader:
             _Made(block.sample + i * self.batch_size, batches[i], waiting and i == 0)
             for i in range(block.num_steps)
         )
-
-    def _own_mesh(self) -> AbstractContextManager[object]:
-        """The loader's devices for its transform, where the caller has set another mesh."""
-        if jax.sharding.get_abstract_mesh().empty:
-            return nullcontext()
-        return jax.set_mesh(self._placement.mesh)
 
     def _make_if_there(self) -> None:
         """What comes after the batch to hand out, so that the device makes it while that is used."""
@@ -391,6 +406,13 @@ class _Origin(NamedTuple):
     sample: int
     batch_size: int  # of the steps before it,
     since_step: int  # from this one on
+
+
+def _name_of(value: object) -> str:
+    """The same in every process."""
+    if type(value).__repr__ is not object.__repr__ and not hasattr(value, "__qualname__"):
+        return repr(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _positive(name: str, value: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -194,12 +195,12 @@ def _check_processes(sharding: Sharding) -> None:
     if this not in there:
         raise ValueError(
             f"{sharding} has no device of this process, {this} of {jax.process_count()}, but of "
-            f"{_processes(there)}; make its mesh of all jax.devices(), or of jax.local_devices() for "
-            f"batches of this process alone"
+            f"{processes_in_words(there)}; make its mesh of all jax.devices(), or of "
+            f"jax.local_devices() for batches of this process alone"
         )
     if len(there) > 1 and len(there) < jax.process_count():
         raise ValueError(
-            f"{sharding} has devices of {_processes(there)}, but the program has "
+            f"{sharding} has devices of {processes_in_words(there)}, but the program has "
             f"{jax.process_count()} processes; make its mesh of all jax.devices(), or of "
             f"jax.local_devices() for batches of one process alone"
         )
@@ -216,9 +217,17 @@ def processes_of(sharding: Sharding) -> list[int]:
     return sorted({device.process_index for device in devices})
 
 
-def _processes(indices: list[int]) -> str:
+def processes_in_words(indices: list[int]) -> str:
+    """For an error: the first of them, where there are many."""
     names = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
     return f"process {names}" if len(indices) == 1 else f"processes {names}"
+
+
+def under(mesh: Mesh) -> AbstractContextManager[object]:
+    """A context for programs over a mesh, where the caller has perhaps set another."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return nullcontext()
+    return jax.set_mesh(mesh)
 
 
 def _check_axes(sharding: NamedSharding, batch_size: int, seq_len: int) -> int:

@@ -1,0 +1,320 @@
+"""Several processes on one machine, each with its devices of one global mesh, as on several hosts."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tokenloader as tl
+
+HEAD = textwrap.dedent("""
+    import functools, itertools, json, os, sys
+    import jax
+    here, count, port = map(int, sys.argv[1:4])
+    if count > 1:
+        jax.distributed.initialize(f"localhost:{port}", count, here)
+    # What is read below is read explicitly; what the loader sends it must send so too.
+    jax.config.update("jax_transfer_guard", "disallow")
+    jax.config.update("jax_thread_guard", True)
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    import tokenloader as tl
+
+    # Gloo, which makes the collectives on CPUs, writes to stdout what it likes.
+    print = functools.partial(print, file=open(sys.argv[4], "w"), flush=True)
+
+    def mesh(shape, axis_type=AxisType.Auto):
+        names = ("data", "seq", "model")[: len(shape)]
+        return jax.make_mesh(shape, names, axis_types=(axis_type,) * len(shape))
+
+    def everywhere(x):
+        with jax.transfer_guard("allow"):
+            return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+""")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def run(count, script, *, devices=8, timeout=110):
+    """What each of `count` processes printed, with `devices` among them in all."""
+    port, env = str(free_port()), dict(os.environ, JAX_PLATFORMS="cpu")
+    env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices // count}"
+    program = [sys.executable, "-c", HEAD + textwrap.dedent(script)]
+    with tempfile.TemporaryDirectory() as folder:
+        printed = [Path(folder) / str(i) for i in range(count)]
+        started = [
+            subprocess.Popen(
+                [*program, str(i), str(count), port, str(printed[i])],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
+            for i in range(count)
+        ]
+        try:
+            errors = [process.communicate(timeout=timeout)[1] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+        for process, error in zip(started, errors, strict=True):
+            assert process.returncode == 0, error
+        return [path.read_text() for path in printed]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_batches_of_several_processes_are_those_of_one_device_and_no_row_is_read_for_another(
+    count,
+):
+    printed = run(
+        count,
+        """
+        TOKENS = np.random.default_rng(0).integers(0, 8, 3000).astype(np.uint16)
+        B, T = 16, 48
+        gathered = []
+
+        class Counted(tl.TokenArray):
+            def gather(self, starts, length, out=None):
+                gathered.append(len(starts) * length)
+                return super().gather(starts, length, out)
+
+        def open_counted():
+            return Counted([TOKENS], name="tokens", residency="ram")
+
+        def check(where, plan, transform, axes):
+            tokens = open_counted()
+            with (
+                tl.TokenLoader(
+                    tokens, B, T, plan=plan, sharding=where, transform=transform
+                ) as loader,
+                tl.TokenLoader(
+                    tl.open_tokens(TOKENS), B, T, plan=plan, sharding=jax.local_devices()[0],
+                    transform=transform,
+                ) as alone,
+            ):
+                tokens.fingerprint()
+                gathered.clear()
+                for batch, one in itertools.islice(zip(loader, alone), 4):
+                    assert jax.tree.structure(batch) == jax.tree.structure(one)
+                    for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(one)):
+                        assert a.sharding.is_equivalent_to(where, 2)
+                        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+                        whole = jax.device_get(b)
+                        for shard in a.addressable_shards:
+                            np.testing.assert_array_equal(
+                                jax.device_get(shard.data), whole[shard.index]
+                            )
+            # Two steps at a time, and of each what the devices here hold: no shard twice.
+            held = {str(s.index): s.data.shape for s in batch.inputs.addressable_shards}
+            mine = sum(rows * (columns + 1) for rows, columns in held.values())
+            assert set(gathered) == {2 * mine}, (gathered, mine)
+
+        checks = 0
+        for shape in [(8, 1), (4, 2), (2, 4), (1, 8), (2, 2, 2)]:
+            for axis_type in (AxisType.Auto, AxisType.Explicit):
+                for axes in [P("data"), P("data", "seq"), P(None, "data"), P(("data", "seq"))]:
+                    where = NamedSharding(mesh(shape, axis_type), axes)
+                    plan, transform = [
+                        (tl.ShuffledEpochs(0), tl.next_token),
+                        (tl.SequentialWindows(), tl.packed_documents(3)),
+                    ][checks % 2 if axis_type is AxisType.Auto else (checks + 1) % 2]
+                    check(where, plan, transform, axes)
+                    checks += 1
+        print(checks)
+        """,
+    )
+    assert printed == ["40\n"] * count
+
+
+def test_an_evaluation_on_several_processes_counts_every_target_once():
+    printed = run(
+        2,
+        """
+        TOKENS = np.arange(1, 4022, dtype=np.uint16)
+        for axes in (P("data"), P("data", "seq"), P(None, "seq")):
+            where = NamedSharding(mesh((4, 2)), axes)
+            plan, seen, shapes = tl.SequentialWindows(), [], set()
+            with tl.TokenLoader(tl.open_tokens(TOKENS), 8, 32, plan=plan, sharding=where) as loader:
+                for batch in loader:
+                    shapes.add(batch.targets.shape)
+                    mask, targets = everywhere(batch.loss_mask), everywhere(batch.targets)
+                    seen.extend(targets[mask].tolist())
+            assert shapes == {(8, 32)}
+            assert seen == TOKENS[1:].tolist()
+        print("once")
+        """,
+    )
+    assert printed == ["once\n"] * 2
+
+
+def test_processes_that_were_given_different_things_all_find_out_at_construction():
+    printed = run(
+        4,
+        """
+        TOKENS = np.arange(5000, dtype=np.uint16)
+        other = TOKENS.copy()
+        other[-1] = 0
+        where = NamedSharding(mesh((4, 1)), P("data"))
+        def attempt(**different):
+            arguments = dict(
+                tokens=TOKENS, batch_size=8, seq_len=16, plan=tl.ShuffledEpochs(0), prefetch=2,
+                transform=tl.next_token,
+            )
+            if here == 2:
+                arguments |= different
+            arguments["tokens"] = tl.open_tokens(arguments["tokens"])
+            try:
+                tl.TokenLoader(**arguments, sharding=where)
+            except ValueError as error:
+                print(error)
+            else:
+                print("the same")
+
+        attempt()
+        attempt(tokens=other)
+        attempt(plan=tl.ShuffledEpochs(1), batch_size=16)
+        attempt(prefetch=3)
+        attempt(transform=tl.packed_documents(7))
+        """,
+        devices=4,
+    )
+    one, other = np.arange(5000, dtype=np.uint16), np.arange(5000, dtype=np.uint16)
+    other[-1] = 0
+    begin = "the processes of this run have different arguments for TokenLoader:\n"
+    assert (
+        printed
+        == [
+            "the same\n"
+            + begin
+            + f"  tokens: {tl.open_tokens(one).fingerprint()} on processes 0, 1, 3; "
+            f"{tl.open_tokens(other).fingerprint()} on process 2\n" + begin + "  batch_size: 8 on "
+            "processes 0, 1, 3; 16 on process 2\n"
+            "  plan: ShuffledEpochs(seed=0, num_epochs=None) on processes 0, 1, 3; "
+            "ShuffledEpochs(seed=1, num_epochs=None) on process 2\n"
+            + begin
+            + "  prefetch: 2 on processes 0, 1, 3; 3 on process 2\n"
+            + begin
+            + "  transform: next_token on processes 0, 1, 3; PackedDocuments(end_of_text=7) on process 2\n"
+        ]
+        * 4
+    )
+
+
+def test_states_that_differ_are_found_on_every_process_also_where_one_is_no_state():
+    printed = run(
+        2,
+        """
+        where = NamedSharding(mesh((2, 1)), P("data"))
+        tokens = tl.open_tokens(np.arange(5000, dtype=np.uint16))
+        with jax.set_mesh(where.mesh), tl.TokenLoader(tokens, 4, 16, sharding=where) as loader:
+            next(loader)
+            state = loader.get_state()
+            if here:
+                next(loader)
+            mine = loader.get_state()
+            for given in (mine, state if here else None):
+                try:
+                    loader.set_state(given)
+                except ValueError as error:
+                    print(str(error).split(" on process")[0])
+            loader.set_state(state)
+            print(everywhere(next(loader).inputs)[:, 0].tolist() == loader.starts_at(1).tolist())
+        """,
+        devices=2,
+    )
+    assert printed[0].splitlines()[-1] == "True"
+    assert printed[0] == printed[1]
+    assert "different states for set_state:\n  sample: 4" in printed[0]
+
+
+def test_a_mesh_that_leaves_this_process_or_others_out_is_an_error_at_construction():
+    printed = run(
+        4,
+        """
+        tokens = tl.open_tokens(np.arange(500, dtype=np.uint16))
+        two = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+        try:
+            tl.TokenLoader(tokens, 4, 16, sharding=NamedSharding(two, P("data")))
+        except ValueError as error:
+            print(str(error).split("PartitionSpec")[-1].split(" has ", 1)[1])
+        mine = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+        with tl.TokenLoader(tokens, 4, 16, sharding=NamedSharding(mine, P("data"))) as loader:
+            print(next(loader).inputs.shape)
+        """,
+        devices=4,
+    )
+    inside = (
+        "devices of processes 0, 1, but the program has 4 processes; make its mesh of all "
+        "jax.devices(), or of jax.local_devices() for batches of one process alone\n(4, 16)\n"
+    )
+    outside = (
+        "no device of this process, {} of 4, but of processes 0, 1; make its mesh of all "
+        "jax.devices(), or of jax.local_devices() for batches of this process alone\n(4, 16)\n"
+    )
+    assert printed == [inside, inside, outside.format(2), outside.format(3)]
+
+
+ELASTIC = """
+    # Every token is its own position, so that a batch's first column is its starts.
+    import tempfile
+    parts = np.array_split(np.arange(40_000, dtype=np.uint32), FILES)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for i, part in enumerate(parts):
+            np.save(f"{folder}/{i}.npy", part)
+            paths.append(f"{folder}/{i}.npy")
+        shape = (jax.device_count(), 1)
+        with tl.open_tokens(paths, residency=RESIDENCY) as tokens, tl.TokenLoader(
+            tokens, BATCH, 128, plan=tl.ShuffledEpochs(3), prefetch=PREFETCH,
+            sharding=NamedSharding(mesh(shape), P("data")),
+        ) as loader:
+            if STATE is not None:
+                loader.set_state(STATE)
+            seen, states = [], []
+            for batch in itertools.islice(loader, STEPS):
+                seen += everywhere(batch.inputs)[:, 0].tolist()
+                states.append(loader.get_state())
+    if here == 0:
+        print(json.dumps([seen, states]))
+"""
+
+
+def leg(count, state, *, batch, steps, files=1, residency="mmap", prefetch=2):
+    values = {
+        "FILES": files, "RESIDENCY": repr(residency), "BATCH": batch, "PREFETCH": prefetch,
+        "STATE": repr(state), "STEPS": steps,
+    }  # fmt: skip
+    script = textwrap.dedent(ELASTIC)
+    for name, value in values.items():
+        script = script.replace(name, str(value))
+    return json.loads(run(count, script)[0])
+
+
+def test_a_run_goes_on_in_order_with_other_processes_batches_files_and_residency():
+    # An epoch has 311 windows; four processes stop a little before its end, at each of these steps.
+    whole = tl.ShuffledEpochs(3).starts(range(1000), num_tokens=40_000, seq_len=128).tolist()
+    before, states = leg(4, None, batch=64, steps=5, files=3)
+    assert before == whole[: 5 * 64]
+    for count, state, how in [
+        (1, 3, {"batch": 32, "steps": 4, "files": 1, "residency": "ram"}),
+        (2, 3, {"batch": 128, "steps": 2, "files": 7, "prefetch": 5}),
+        (8, 4, {"batch": 32, "steps": 3, "files": 2, "prefetch": 1}),
+        (2, 2, {"batch": 64, "steps": 3, "files": 1}),
+    ]:
+        first = 64 * (state + 1)
+        after, _ = leg(count, states[state], **how)
+        assert after == whole[first : first + how["batch"] * how["steps"]], (count, state)
