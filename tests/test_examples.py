@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,3 +94,36 @@ def test_other_token_files_train_on_eight_devices(demo, tmp_path):
             for run in ("eight", "one")
         )
         np.testing.assert_allclose(eight, one, rtol=1e-4)
+
+
+def test_several_processes_train_on_one_mesh_and_another_number_of_them_goes_on(tmp_path):
+    arguments = ["--steps=4", "--checkpoint-every=2", "--seq-len=16", "--width=16", "--layers=1"]
+
+    def train(out, num_processes):
+        command = [
+            sys.executable,
+            EXAMPLES / "multihost.py",
+            "--loopback",
+            num_processes,
+            "--out",
+            out,
+        ]
+        finished = subprocess.run(
+            list(map(str, command + arguments)),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+            env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        )
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        lines = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
+        assert re.fullmatch(r".*loss [0-9.]+ over 20,000 targets, each counted once", lines[-1])
+        losses = [re.search(r"loss ([0-9.]+)", line) for line in lines]
+        return lines, [float(match[1]) for match in losses if match]
+
+    _, whole = train(tmp_path / "run", 2)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")  # as if killed after step 3
+    lines, resumed = train(tmp_path / "run", 1)
+    assert "continuing after step 2" in lines
+    np.testing.assert_allclose(resumed, whole, atol=2e-3)
