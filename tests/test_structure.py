@@ -34,6 +34,7 @@ ROOMS = [
     "_transfer",
     "_prefetch",
     "_pipeline",
+    "_history",
     "_state",
     "_loader",
     "__init__",
