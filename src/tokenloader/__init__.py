@@ -13,6 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tokenloader._mixture import Mixture
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
 from tokenloader._tokens import TokenArray, open_tokens
 
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "LoaderStats",
+    "Mixture",
     "Plan",
     "RandomWindows",
     "SequentialWindows",

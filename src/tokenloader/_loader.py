@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 from tokenloader._batch import next_token
 from tokenloader._history import History, samples_at
 from tokenloader._pipeline import Block, Counters, plan_steps, produce
-from tokenloader._plans import Plan, ShuffledEpochs, check_one_window_fits, end_sample, plan_name
+from tokenloader._plans import (
+    Plan,
+    ShuffledEpochs,
+    check_is_plan,
+    check_one_window_fits,
+    end_sample,
+    plan_name,
+)
 from tokenloader._prefetch import Prefetcher
 from tokenloader._state import LoaderState, differences, from_dict
 from tokenloader._tokens import TokenArray
@@ -107,11 +114,7 @@ class TokenLoader:
             raise TypeError(
                 f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
             )
-        if isinstance(plan, type) or not callable(getattr(plan, "starts", None)):
-            raise TypeError(
-                f"plan is {plan!r}; needed is an instance of a plan, with a starts method, for "
-                f"example ShuffledEpochs(seed=0)"
-            )
+        check_is_plan(plan)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform is of type {type(transform).__name__}; it must be callable")
         self.tokens = tokens

@@ -196,6 +196,15 @@ class SequentialWindows:
         return left.clip(0, seq_len)
 
 
+def check_is_plan(plan: object) -> None:
+    """TypeError unless it has a plan's method; the class of a plan is none."""
+    if isinstance(plan, type) or not callable(getattr(plan, "starts", None)):
+        raise TypeError(
+            f"plan is {plan!r}; needed is an instance of a plan, with a starts method, for "
+            f"example ShuffledEpochs(seed=0)"
+        )
+
+
 def end_sample(plan: Plan, num_tokens: int, seq_len: int, batch_size: int) -> int | None:
     """No batch begins with this sample or a later one; None for a plan without end.
 
