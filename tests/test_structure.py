@@ -37,6 +37,7 @@ ROOMS = [
     "_pipeline",
     "_history",
     "_state",
+    "_replay",
     "_loader",
     "__init__",
 ]
