@@ -30,6 +30,7 @@ ROOMS = [
     "_tokens",
     "_plans",
     "_mixture",
+    "_windows",
     "_batch",
     "_transform",
     "_transfer",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tokenloader._mixture import Mixture
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
 from tokenloader._tokens import TokenArray, open_tokens
+from tokenloader._windows import Windows
 
 if TYPE_CHECKING:
     from tokenloader._batch import Batch, next_token, packed_documents
@@ -33,6 +34,7 @@ __all__ = [
     "ShuffledEpochs",
     "TokenArray",
     "TokenLoader",
+    "Windows",
     "next_token",
     "open_tokens",
     "packed_documents",
