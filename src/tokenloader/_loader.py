@@ -181,6 +181,10 @@ class TokenLoader:
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
         with the batch after it. What has been prefetched does not count.
+
+        In an Orbax checkpoint it is an item of its own, `ocp.args.JsonSave(loader.get_state())`. Code
+        for get_state and set_state of Grain's iterators takes a loader as it is, except
+        grain.checkpoint.CheckpointSave, which saves Grain's own iterators only: use JsonSave.
         """
         return self._state().to_dict()
 
