@@ -162,6 +162,15 @@ def test_a_start_depends_on_the_mixture_and_the_sample_number_alone(samples, dat
     np.testing.assert_array_equal(shuffled, together[order])
 
 
+def test_samples_may_have_any_shape_as_for_other_plans():
+    mixture, size = mixture_of([5, 1, 7, 2]), {"num_tokens": 200, "seq_len": 7}
+    flat = mixture.starts(range(12), **size)
+    np.testing.assert_array_equal(
+        mixture.starts(np.arange(12).reshape(3, 4), **size), flat.reshape(3, 4), strict=True
+    )
+    assert mixture.starts([], **size).shape == (0,)
+
+
 def test_the_starts_of_a_mixture_stay_what_they_were():
     # A saved run goes on with them. Whoever changes them breaks every run that is under way.
     mixture = Mixture(

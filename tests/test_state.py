@@ -147,6 +147,7 @@ def test_a_count_of_the_wrong_type_or_size_is_an_error_that_shows_it(field, leas
         [["0", "32"]],
         [[0, 0]],
         [[0, -1]],
+        [[0, 2**63]],
         [[1, 32]],
         [[0, 32], [0, 32]],
         [[0, 32], [5, 16], [3, 64]],

@@ -131,15 +131,15 @@ class Mixture:
         """
         index = checked_samples(samples)
         self._check_sources(num_tokens, seq_len)
-        starts = np.empty(index.shape, np.int64)
-        for source, where, number in self._assign(index):
+        starts = np.empty(index.size, np.int64)
+        for source, where, number in self._assign(index.reshape(-1)):
             tokens = self.ranges[source]
             starts[where] = tokens.start + np.asarray(
                 self.plan.starts(
                     number.astype(np.int64), num_tokens=tokens.stop - tokens.start, seq_len=seq_len
                 )
             )
-        return starts
+        return starts.reshape(index.shape)
 
     def num_samples(self, *, num_tokens: int, seq_len: int) -> int | None:
         """Samples until the first source would run out; None if the plan never ends."""
@@ -245,21 +245,21 @@ _Node = int | _Fork  # an int is a source
 def _left_of(n: NDArray[np.uint64], a: int, b: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """round(n * a / b), halves up, and whether it is one more for n + 1. Exact for n < 2**63.
 
-    0 < a < b < 2**62. Products run over 64 bits: what is needed of them is taken modulo 2**64.
+    0 < a < b < 2**62. The products pass 64 bits; their difference, taken modulo 2**64, does not.
     """
-    # n * (a / b), with a / b cut to 64 bits, is at most 1/2 too low: the quotient, or one less.
+    # With a / b cut to 64 bits, n * (a / b) comes out less than n / 2**64 < 1/2 too low. So the quotient
+    # is one too low only where the true remainder is below b / 2, and what remains is below 3b / 2.
     quotient = _high_word(n, (a << 64) // b)
-    # So 0 <= remainder < 2b, which 64 bits hold.
     remainder = n * np.uint64(a) - quotient * np.uint64(b)
     twice = remainder * np.uint64(2)
-    up = (twice >= np.uint64(b)).astype(np.uint64) + (twice >= np.uint64(3 * b))
-    # (2na + b) modulo 2b: at 2b - 2a and more, the next sample takes it over.
+    up = (twice >= np.uint64(b)).astype(np.uint64)
+    # (2na + b) modulo 2b: from 2b - 2a on, the next sample takes it over.
     phase = twice + np.uint64(b) - up * np.uint64(2 * b)
     return quotient + up, phase >= np.uint64(2 * (b - a))
 
 
 def _high_word(x: NDArray[np.uint64], y: int) -> NDArray[np.uint64]:
-    """X * y // 2**64, for y < 2**64."""
+    """The upper 64 bits of x * y, for y < 2**64."""
     x_low, x_high = x & _LOW, x >> _32
     y_low, y_high = np.uint64(y & 0xFFFFFFFF), np.uint64(y >> 32)
     middle = x_high * y_low + ((x_low * y_low) >> _32)

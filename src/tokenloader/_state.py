@@ -128,8 +128,9 @@ def _history(value: Any) -> History:
         )
     except (TypeError, ValueError):
         raise ValueError(f"state: batch_sizes is {value!r}; {needed}") from None
-    steps = [step for step, _ in changes]
-    if steps[:1] != [0] or steps != sorted(set(steps)) or min(size for _, size in changes) < 1:
+    steps, sizes = [step for step, _ in changes], [size for _, size in changes]
+    rising = steps[:1] == [0] and steps == sorted(set(steps))
+    if not rising or not all(0 < size < 2**63 for size in sizes):
         raise ValueError(f"state: batch_sizes is {value!r}; {needed}")
     return History(changes)
 
