@@ -190,6 +190,19 @@ def test_open_tokens_stand_for_consecutive_ranges_in_the_order_given():
     assert Mixture({books: 1, web: 3}, PLAN) == Mixture({range(30): 1, range(30, 130): 3}, PLAN)
 
 
+def test_open_tokens_are_drawn_from_in_proportion_on_their_joint_axis(tmp_path):
+    paths = [tmp_path / "web.bin", tmp_path / "books.bin"]
+    for path, values in zip(paths, (range(1000), range(5000, 5300)), strict=True):
+        np.array(values, np.uint16).tofile(path)
+    web, books = (tl.open_tokens(path, dtype="uint16") for path in paths)
+    both = tl.open_tokens(paths, dtype="uint16")
+    with tl.TokenLoader(both, 8, 20, plan=Mixture({web: 3, books: 1}, PLAN)) as loader:
+        for batch in itertools.islice(loader, 20):
+            of_books = np.asarray(batch.inputs) >= 5000
+            assert of_books.any(axis=1).sum() == of_books.all(axis=1).sum() == 2
+            assert (np.asarray(batch.targets) >= 5000).sum() == 2 * 20
+
+
 def test_a_loader_draws_from_all_sources_in_proportion():
     array = np.repeat(np.arange(3, dtype=np.uint16), 200)
     mixture = mixture_of([6, 3, 1], length=200)
