@@ -13,8 +13,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tokenloader._mixture import Mixture
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
 from tokenloader._tokens import TokenArray, open_tokens
+from tokenloader._windows import Windows
 
 if TYPE_CHECKING:
     from tokenloader._batch import Batch, next_token, packed_documents
@@ -25,12 +27,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "LoaderStats",
+    "Mixture",
     "Plan",
     "RandomWindows",
     "SequentialWindows",
     "ShuffledEpochs",
     "TokenArray",
     "TokenLoader",
+    "Windows",
     "next_token",
     "open_tokens",
     "packed_documents",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,11 +25,19 @@ from numpy.typing import NDArray
 
 from tokenloader._agreement import check_all_have
 from tokenloader._batch import next_token
+from tokenloader._history import History, samples_at
 from tokenloader._pipeline import Block, Counters, group_size, plan_steps, produce
 from tokenloader._placement import place, processes_of, under
-from tokenloader._plans import Plan, ShuffledEpochs, check_one_window_fits
+from tokenloader._plans import (
+    Plan,
+    ShuffledEpochs,
+    check_is_plan,
+    check_one_window_fits,
+    end_sample,
+    plan_name,
+)
 from tokenloader._prefetch import Prefetcher
-from tokenloader._state import LoaderState, check_same_run, from_dict
+from tokenloader._state import LoaderState, differences, from_dict
 from tokenloader._tokens import TokenArray
 from tokenloader._transform import jitted
 
@@ -107,11 +116,7 @@ class TokenLoader:
             raise TypeError(
                 f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
             )
-        if isinstance(plan, type) or not callable(getattr(plan, "starts", None)):
-            raise TypeError(
-                f"plan is {plan!r}; needed is an instance of a plan, with a starts method, for "
-                f"example ShuffledEpochs(seed=0)"
-            )
+        check_is_plan(plan)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform is of type {type(transform).__name__}; it must be callable")
         self.tokens = tokens
@@ -123,7 +128,7 @@ class TokenLoader:
         self._placement = place(sharding, self.batch_size, self.seq_len)
         self.sharding = self._placement.sharding
         self._hides_targets = hasattr(plan, "new_targets")
-        self._end = self._end_sample()
+        self._end = end_sample(plan, len(tokens), self.seq_len, self.batch_size)
         self.transform = transform
         self._group = self._group_size()
         self._make_batches = None
@@ -136,13 +141,13 @@ class TokenLoader:
         self._closed = False
         self._finished = False
         self._step = self._sample = 0  # of the next batch to hand out
-        self._seek(_Origin(0, 0, self.batch_size, 0))
+        self._seek(0, History(((0, self.batch_size),)))
         if not self.sharding.is_fully_addressable:
             check_all_have(self._given(), "arguments for TokenLoader")
 
     def __iter__(self) -> Self:
         if self._finished:
-            self._seek(_Origin(0, 0, self.batch_size, 0))
+            self._seek(0, History(((0, self.batch_size),)))
         return self
 
     def __next__(self) -> Any:
@@ -183,10 +188,14 @@ class TokenLoader:
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
         with the batch after it. What has been prefetched does not count.
+
+        In an Orbax checkpoint it is an item of its own, `ocp.args.JsonSave(loader.get_state())`. Code
+        for get_state and set_state of Grain's iterators takes a loader as it is, except
+        grain.checkpoint.CheckpointSave, which saves Grain's own iterators only: use JsonSave.
         """
         return self._state().to_dict()
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Moves to the position of a state, of this loader or of one made alike.
 
         batch_size, prefetch, sharding, residency and the split into files may differ: the samples go on
@@ -194,29 +203,46 @@ class TokenLoader:
 
         Args:
             state: from `get_state`.
+            strict: False goes on also where plan, seq_len or data differ, with a UserWarning that lists
+                what does. Step and sample number are kept, and mean what this loader's plan makes of
+                them: it hands out the windows that a run of its own would hand out from there on.
+                starts_at of the steps before tells what such a run would have had, which is not what
+                was trained on: keep the old state to look that up.
 
         Raises:
-            ValueError: plan, seq_len or data differ (each difference is named), or it is no such state.
+            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); or
+                it is no such state, or one of a newer release.
             TypeError: it is not a mapping.
         """
         if not self.sharding.is_fully_addressable:
             given = dict(state) if isinstance(state, Mapping) else {"state": state}
             check_all_have(given, "states for set_state")
         saved = from_dict(state)
-        check_same_run(saved, self._state())
-        self._seek(_Origin(saved.step, saved.sample, saved.batch_size, saved.since_step))
+        if found := differences(saved, self._state()):
+            lines = "".join(f"\n  {line}" for line in found)
+            if strict:
+                raise ValueError(
+                    f"this state is of another run, and going on would train on other samples:{lines}\n"
+                    f"Open what the state was saved with, or begin anew without set_state; strict=False "
+                    f"goes on all the same"
+                )
+            message = (
+                f"going on from step {saved.step} of another run, as strict=False asks:{lines}"
+            )
+            warnings.warn(message, stacklevel=2)
+        self._seek(saved.step, saved.history.changed(saved.step, self.batch_size))
 
     def starts_at(self, step: int) -> NDArray[np.int64]:
         """Where the windows of batch number `step` begin: int64 [batch_size], for any step, in O(1).
 
-        Step 0 is the first of the run. It reads nothing.
+        Step 0 is the first of the run. Steps before a state that was resumed from have the batch_size
+        they had then. It reads nothing.
 
         Raises:
-            ValueError: step is negative or past the plan's end, or lies before a change of batch_size.
+            ValueError: step is negative or past the plan's end.
         """
-        return self.plan.starts(
-            self._samples_at(step), num_tokens=len(self.tokens), seq_len=self.seq_len
-        )
+        samples = samples_at(step, self._history, plan=self.plan, end=self._end)
+        return self.plan.starts(samples, num_tokens=len(self.tokens), seq_len=self.seq_len)
 
     def batch_at(self, step: int) -> NDArray[Any]:
         """The tokens of batch number `step`, a numpy block [batch_size, seq_len + 1]; see starts_at."""
@@ -246,20 +272,6 @@ class TokenLoader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _end_sample(self) -> int | None:
-        """No batch begins at this sample or later; None for a plan without end."""
-        if not hasattr(self.plan, "num_samples"):
-            return None
-        count: int | None = self.plan.num_samples(num_tokens=len(self.tokens), seq_len=self.seq_len)
-        if count is None or self._hides_targets:
-            return count
-        if count < self.batch_size:
-            raise ValueError(
-                f"{self.plan} ends after {count} windows of these {len(self.tokens):,} tokens, before "
-                f"the first batch of batch_size={self.batch_size} is full; use a smaller batch_size"
-            )
-        return count - self.batch_size + 1
-
     def _group_size(self) -> int:
         """How many steps are gathered, sent and made as one."""
         if self.transform is None or not self._placement.stacks:
@@ -267,22 +279,6 @@ class TokenLoader:
         num_processes = len(processes_of(self.sharding))
         batch_bytes = self.batch_size * (self.seq_len + 1) * self.tokens.dtype.itemsize
         return group_size(batch_bytes // num_processes, self.prefetch)
-
-    def _samples_at(self, step: int) -> NDArray[np.int64]:
-        step, origin = operator.index(step), self._origin
-        if step < 0:
-            raise ValueError(f"step {step} is negative; steps are counted from 0")
-        if step < origin.since_step:
-            raise ValueError(
-                f"step {step} lies before step {origin.since_step}, until which batch_size was another, "
-                f"and the state that this run was resumed from does not say which"
-            )
-        # Before the state this run was resumed from, steps were of that state's batch_size.
-        size = origin.batch_size if step < origin.step else self.batch_size
-        first = origin.sample + (step - origin.step) * size
-        if step >= origin.step and self._end is not None and first >= self._end:
-            raise ValueError(f"step {step} is past the end of {self.plan}")
-        return np.arange(first, first + size, dtype=np.int64)
 
     def _given(self) -> dict[str, Any]:
         """What must be the same in all processes: the samples, and the programs they launch together."""
@@ -300,30 +296,19 @@ class TokenLoader:
         }
 
     def _state(self) -> LoaderState:
-        if hasattr(self.plan, "sequence_name"):
-            name = self.plan.sequence_name()
-        elif type(self.plan).__repr__ is not object.__repr__:
-            name = repr(self.plan)
-        else:
-            raise TypeError(
-                f"plan {type(self.plan).__name__} has no __repr__ of its own, by which a saved state could "
-                f"tell it from others; give it one, or make it a dataclass"
-            )
-        origin = self._origin
         return LoaderState(
             step=self._step,
             sample=self._sample,
-            batch_size=self.batch_size,
-            since_step=origin.since_step if origin.batch_size == self.batch_size else origin.step,
+            history=self._history,
             seq_len=self.seq_len,
-            plan=name,
+            plan=plan_name(self.plan),
             data=self.tokens.fingerprint(),
         )
 
-    def _seek(self, origin: _Origin) -> None:
+    def _seek(self, step: int, history: History) -> None:
         self._stop_prefetching()
-        self._origin = origin
-        self._step, self._sample = origin.step, origin.sample
+        self._history = history
+        self._step, self._sample = step, history.samples_of(step).start
         self._finished = False
 
     def _take(self) -> Block:
@@ -397,15 +382,6 @@ class _Made(NamedTuple):
     sample: int
     batch: Any
     waiting: bool  # its block still counts as prefetched
-
-
-class _Origin(NamedTuple):
-    """Where the numbering of steps begins: a fresh run, or the state it was resumed from."""
-
-    step: int
-    sample: int
-    batch_size: int  # of the steps before it,
-    since_step: int  # from this one on
 
 
 def _name_of(value: object) -> str:
