@@ -71,8 +71,13 @@ def main() -> None:
         state, start = checkpoints.restore(manager, state, loader, {})
         if start:
             say(f"continuing after step {start}")
+        previous = None
         for step, batch in zip(range(start + 1, args.steps + 1), loader, strict=False):
             state, loss = train_step(state, batch.inputs, batch.targets)
+            # One step ahead of the devices is enough; many steps ahead, JAX's collectives on CPUs take
+            # each other's threads and may wait for ever.
+            jax.block_until_ready(previous)
+            previous = loss
             if step % 10 == 0 or step == args.steps:
                 say(f"step {step}: loss {float(loss):.4f}")
             if step % args.checkpoint_every == 0 or step == args.steps:
@@ -148,6 +153,7 @@ def evaluate(
         tokens, args.batch_size, args.seq_len, plan=plan, sharding=sharding
     ) as loader:
         for batch in loader:
+            jax.block_until_ready(total)
             total = add(params, total, batch)
     return float(total[0] / total[1]), int(total[1])
 
