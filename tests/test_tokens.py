@@ -854,7 +854,7 @@ def test_a_source_of_another_type_is_refused_and_named(source, kind):
 
 @pytest.mark.parametrize(
     ("element", "kind"),
-    [(7, "int"), (None, "NoneType"), (np.arange(3), "ndarray"), (b"b", "bytes")],
+    [(7, "int"), (None, "NoneType"), (["c"], "list"), (b"b", "bytes")],
 )
 def test_an_element_of_another_type_is_refused_and_named(tmp_path, element, kind):
     a = write_npy(tmp_path / "a.npy", random_tokens(10))

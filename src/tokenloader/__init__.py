@@ -13,8 +13,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tokenloader._open import open_tokens
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader._tokens import TokenArray, open_tokens
+from tokenloader._tokens import TokenArray
 
 if TYPE_CHECKING:
     from tokenloader._batch import Batch, next_token, packed_documents
