@@ -393,7 +393,7 @@ def test_an_llm_c_file_of_each_magic(file, magic, version, dtype):
 
 
 def test_an_llm_c_file_by_hand(file):
-    head = bytes.fromhex("98d83401 01000000 02000000") + bytes(1012)
+    head = bytes.fromhex("88d83401 01000000 02000000") + bytes(1012)
     np.testing.assert_array_equal(
         open_tokens(file("t.bin", head + b"\x05\0\x50\xc4"))[:], [5, 50256]
     )

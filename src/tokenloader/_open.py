@@ -166,11 +166,12 @@ def _parts(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) -
             path = _local_path(one)
             paths.add(path)
             parts += locate_shards(path, key=key, dtype=dtype)
-    for part in parts:
+    for path in paths:
         # As sorted(glob("*")) of a directory gives them.
-        if isinstance(part, Extent) and part.index_path in paths and part.path in paths:
+        index_path = path.with_suffix(".idx") if path.suffix == ".bin" else None
+        if index_path in paths:
             raise ValueError(
-                f"source has both {part.path} and {part.index_path}, which are one data set; name one"
+                f"source has both {path} and {index_path}, which are one data set; name one"
             )
     if dtype is not None and not paths:
         raise ValueError(

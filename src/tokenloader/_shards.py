@@ -85,32 +85,28 @@ def _files_matching(pattern: str) -> list[Path]:
 
 
 def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[Path]:
-    """The files that hold the tensor `key`, of those that belong to an index.
+    """The files that hold the tensor `key`.
 
-    An index names one file for a tensor. Where tokens are a tensor of the same name in every shard it can
-    but name the last; so all files of its NAME-00001-of-00004.safetensors are asked.
+    An index names one file for a tensor. Where every shard has a tensor of the same name it can but name
+    the last; so all files of its set NAME-00001-of-00004.safetensors are asked.
     """
     if key not in weight_map:
         raise ValueError(
             f"{path}: the index has no tensor {key!r}; there are: {listed(list(weight_map))}. Pass key="
         )
-    named = [path.parent / name for name in sorted(set(weight_map.values()))]
-    sets = {_numbered_set(file) for file in named} - {None}
-    numbered = [file for file in path.parent.iterdir() if _numbered_set(file) in sets]
-    files = sorted({*named, *numbered}, key=_natural)
-    for file in named:
-        if not file.exists():
-            raise FileNotFoundError(
-                f"{file}: no such file, and {path.name} names it; is the download complete?"
-            )
+    named = path.parent / weight_map[key]
+    if not named.exists():
+        raise FileNotFoundError(
+            f"{named}: no such file, and {path.name} says that the tensor {key!r} is in it; is the "
+            f"download complete?"
+        )
+    one_set = _numbered_set(named)
+    if one_set is None:
+        return [named]
+    files = [file for file in named.parent.iterdir() if _numbered_set(file) == one_set]
     _refuse_missing(path, files)
     shards = [file for file in files if any(tensor.name == key for tensor in read_tensors(file))]
-    if not shards:
-        raise ValueError(
-            f"{path}: says that {weight_map[key]} has the tensor {key!r}, and none of its "
-            f"{len(files)} files does; write the index again"
-        )
-    return shards
+    return sorted(shards or [named], key=_natural)
 
 
 def _of_one_format(
@@ -175,7 +171,8 @@ def _numbered_set(file: Path) -> tuple[Path, str, int, str] | None:
 
 def _natural(path: Path) -> tuple[list[list[str | int]], str]:
     """Names as text, number, text, ...: [part of the path][odd places are numbers]; equal ones by name."""
-    split = [re.split("([0-9]+)", part) for part in path.parts]
+    # The stem, so that train.bin comes before train2.bin.
+    split = [re.split("([0-9]+)", part) for part in (*path.parent.parts, path.stem)]
     return [[int(s) if i % 2 else s for i, s in enumerate(part)] for part in split], str(path)
 
 
