@@ -3,6 +3,7 @@
 import os
 import re
 import struct
+import sys
 import threading
 
 import numpy as np
@@ -149,7 +150,7 @@ def test_memory_is_asked_for_the_files_only(tmp_path, monkeypatch):
         open_tokens([path, large, path], residency="ram")
 
 
-@pytest.mark.skipif(not hasattr(os, "preadv"), reason="elsewhere a lost file is fatal")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a lost file is fatal")
 def test_a_lost_file_among_arrays_is_an_error_with_its_name(tmp_path):
     path = tmp_path / "t.bin"
     np.zeros(100_000, np.uint16).tofile(path)
@@ -213,6 +214,15 @@ def test_what_has_no_order_of_its_own_is_refused_with_the_remedy(tmp_path):
         with pytest.raises(TypeError, match=r"in the order wanted: pass sorted\(source\) or list"):
             open_tokens(source)
     np.testing.assert_array_equal(open_tokens(sorted(tmp_path.glob("*.npy")))[:], A)
+
+
+def test_an_empty_path_is_not_the_current_directory(tmp_path, monkeypatch):
+    npy(tmp_path / "a.npy", A)
+    monkeypatch.chdir(tmp_path)
+    for source in ("", [A, ""]):
+        with pytest.raises(ValueError, match="source is an empty path; name the token file"):
+            open_tokens(source)
+    np.testing.assert_array_equal(open_tokens(".")[:], A)
 
 
 def test_a_jax_array_of_a_sequence_is_refused_with_the_remedy():

@@ -201,4 +201,6 @@ def _name(part: _Part) -> str:
 
 def _local_path(source: str | os.PathLike[str]) -> Path:
     address = os.fspath(source)
+    if not address:  # which a Path takes for the current directory
+        raise ValueError("source is an empty path; name the token file")
     return download(address) if is_hub_address(address) else Path(address)
