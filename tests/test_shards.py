@@ -204,6 +204,26 @@ def test_training_and_held_out_files_are_never_joined(tmp_path, train, held_out)
     assert open_tokens([tmp_path / train, tmp_path / held_out])[:].tolist() == [1, 2]  # said so
 
 
+def test_the_calls_for_headerless_files_have_their_dtype(tmp_path):
+    for name in ("train.bin", "val.bin"):  # as nanoGPT writes
+        (tmp_path / name).write_bytes(bytes(10))
+    message = fails(tmp_path, "held out", dtype=np.uint16)
+    assert message.endswith(
+        f"open_tokens('{tmp_path}/train.bin', dtype='uint16') or "
+        f"open_tokens('{tmp_path}/val.bin', dtype='uint16')"
+    )
+    fails(tmp_path, "dtype='nonsense' is not a dtype", dtype="nonsense")
+
+
+def test_a_relative_pattern_of_any_depth_is_opened(tmp_path, monkeypatch):
+    write(tmp_path / "a.npy", 1)
+    write(tmp_path / "deeper/b.npy", 2)
+    monkeypatch.chdir(tmp_path)
+    assert open_tokens("**/*.npy")[:].tolist() == [1, 2]
+    assert open_tokens("**")[:].tolist() == [1, 2]
+    assert open_tokens(".")[:].tolist() == [1]
+
+
 def test_a_directory_of_held_out_files_alone_is_opened(tmp_path):
     for i in range(3):
         write(tmp_path / f"training/data/val_{i}.npy", i)

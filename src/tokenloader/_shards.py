@@ -15,7 +15,7 @@ from pathlib import Path
 
 from numpy.typing import DTypeLike
 
-from tokenloader._extent import Extent, look_at
+from tokenloader._extent import Extent, look_at, token_dtype
 from tokenloader._formats import UnknownFormatError, locate
 from tokenloader._safetensors import listed, read_index, read_tensors
 
@@ -48,7 +48,7 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
         return [locate(shard, key=key, dtype=dtype) for shard in shards]
     else:
         files = _files_matching(str(path))
-    _refuse_held_out_with_others(path, files)
+    _refuse_held_out_with_others(path, files, dtype)
     return _of_one_format(path, files, key, dtype)
 
 
@@ -131,12 +131,14 @@ def _of_one_format(
         seen = "; ".join(f"{format}: {_sample(files)}" for format, files in of_format.items())
         raise ValueError(
             f"{source}: has files of several formats ({seen}); open those that belong together: "
-            f"{_calls(of_format.values())}"
+            f"{_calls(of_format.values(), dtype)}"
         )
     return extents
 
 
-def _refuse_held_out_with_others(source: Path, files: Sequence[Path]) -> None:
+def _refuse_held_out_with_others(
+    source: Path, files: Sequence[Path], dtype: DTypeLike | None
+) -> None:
     common = os.path.commonpath([file.parent for file in files])
     held_out: list[Path] = []
     others: list[Path] = []
@@ -144,9 +146,10 @@ def _refuse_held_out_with_others(source: Path, files: Sequence[Path]) -> None:
         words = re.split("[^a-z]+", os.path.relpath(file, common).lower())
         (others if _HELD_OUT.isdisjoint(words) else held_out).append(file)
     if held_out and others:
+        calls = _calls([others, held_out], dtype)
         raise ValueError(
             f"{source}: has files that by their names are held out for evaluation ({_sample(held_out)}) "
-            f"and others ({_sample(others)}); open the one or the other: {_calls([others, held_out])}"
+            f"and others ({_sample(others)}); open the one or the other: {calls}"
         )
 
 
@@ -180,12 +183,15 @@ def _sample(files: Sequence[Path]) -> str:
     return files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
-def _calls(groups: Iterable[Sequence[Path]]) -> str:
+def _calls(groups: Iterable[Sequence[Path]], dtype: DTypeLike | None) -> str:
     """A call for each group of files: the pattern of their names, or several."""
     calls = []
+    last = "" if dtype is None else f", dtype={token_dtype(dtype, 'dtype=').name!r}"
     for files in groups:
         patterns = list(dict.fromkeys(_pattern(file) for file in files))
-        calls.append(f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r})")
+        calls.append(
+            f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r}{last})"
+        )
     return " or ".join(calls)
 
 

@@ -305,8 +305,12 @@ def _fault_in(held: _Held, starts: ArrayLike, length: int) -> None:
     except FaultError as error:
         piece, first = held.pieces.piece_at(error.address, PAGE)
         extent = held.extents[piece]
-        if extent is None:  # an np.memmap that was given as an array
-            raise
+        if extent is None:
+            raise OSError(
+                errno.EIO,
+                f"an array that was given as tokens cannot be read ({error}); is it mapped from a file "
+                f"that was truncated?",
+            ) from error
         offset = max(extent.offset_bytes, extent.offset_bytes + error.address - first)
         raise _lost(extent, offset, error) from error
     # The system cannot tell: see whether the files still have their size. What they lose between
