@@ -60,8 +60,8 @@ class TokenArray:
         *,
         name: str,
         residency: Residency,
-        extents: Sequence[Extent | None],  # that each array is mapped from; None if it is in RAM
-        indexed: Sequence[Extent],  # with a document index each, over the whole axis; or none
+        extents: Sequence[Extent | None] = (),  # of each array, None if it is in RAM; () if all are
+        indexed: Sequence[Extent] = (),  # with a document index each, over the whole axis
     ) -> None:
         pieces = Pieces(arrays)
         self.dtype: np.dtype[Any] = pieces.dtype
@@ -70,7 +70,7 @@ class TokenArray:
         self.nbytes: int = self._num_tokens * self.dtype.itemsize
         self._name = name
         self._indexed = indexed
-        self._held: _Held | None = _Held(pieces, extents, any(extents))
+        self._held: _Held | None = _Held(pieces, extents or [None] * len(arrays), any(extents))
         self._closed = False
         self._fingerprint: str | None = None
         self._documents: NDArray[np.int64] | None = None
