@@ -14,7 +14,7 @@ import pytest
 
 from tokenloader import _storage
 from tokenloader._advice import is_cached
-from tokenloader._formats import Extent
+from tokenloader._extent import Extent
 from tokenloader._storage import RamFill, map_read_only, open_file
 
 TOKENS = np.random.default_rng(0).integers(0, 2**16, 3000, dtype=np.uint16)
@@ -36,7 +36,7 @@ def read_into_ram(extents):
 
 def written(path, offset_bytes=0, tokens=TOKENS, after=b""):
     path.write_bytes(b"\xaa" * offset_bytes + tokens.tobytes() + after)
-    return Extent(path, offset_bytes, tokens.dtype, len(tokens))
+    return Extent(path, offset_bytes, tokens.dtype, len(tokens), "headerless")
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 1, 7, 64, 4095, 4097])
@@ -189,7 +189,7 @@ def test_reading_into_ram_leaves_no_second_copy_in_the_page_cache(tmp_path):
 
 
 def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path):
-    extent = Extent(tmp_path / "gone", 0, np.dtype("uint16"), 10)
+    extent = Extent(tmp_path / "gone", 0, np.dtype("uint16"), 10, "headerless")
     with pytest.raises(FileNotFoundError, match=re.escape(str(extent.path))):
         read_into_ram([extent])
     with pytest.raises(FileNotFoundError, match=re.escape(str(extent.path))):

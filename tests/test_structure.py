@@ -23,11 +23,16 @@ ROOMS = [
     "_permutation",
     "_advice",
     "_memory",
+    "_extent",
+    "_safetensors",
+    "_indexed",
     "_formats",
+    "_shards",
     "_storage",
     "_gather",
     "_hub",
     "_tokens",
+    "_open",
     "_plans",
     "_mixture",
     "_windows",
@@ -218,6 +223,7 @@ def test_there_are_examples_in_docstrings():
     assert counts["_plans"] >= 3
     assert counts["_batch"] >= 2
     assert counts["_tokens"] >= 1
+    assert counts["_open"] >= 1
 
 
 def test_the_package_is_typed():

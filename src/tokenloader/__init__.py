@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tokenloader._mixture import Mixture
+from tokenloader._open import open_tokens
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader._tokens import TokenArray, open_tokens
+from tokenloader._tokens import TokenArray
 from tokenloader._windows import Windows
 
 if TYPE_CHECKING:

@@ -1,248 +1,195 @@
-"""Token files: which bytes of a file are its tokens.
+"""Token files: which format a file is of, and which of its bytes are its tokens.
 
-`locate` reads a file's header, checks it against the file's size, and returns an Extent; the tokens
-themselves are not read. Formats:
+`locate` recognises a file by its bytes, checks its header against its size, and returns an Extent; the
+tokens themselves are not read. Formats, besides those of _safetensors and _indexed:
 
-- safetensors: u64 little-endian header length N, JSON header, data from byte 8 + N. Validated by
-  the safetensors library; the header is then read once more for the offset, which the library
-  does not tell. https://github.com/safetensors/safetensors#format
 - NumPy .npy, versions 1 to 3. https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-- headerless: nothing but tokens, little-endian; the caller tells the dtype.
+- llm.c .bin, also modded-nanogpt's: 256 little-endian int32, of which the first three are magic number,
+  version and token count, then the tokens.
+  https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py
+- headerless: nothing but tokens, little-endian, as nanoGPT writes; the caller tells the dtype.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import dataclass
+import struct
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
-from safetensors import SafetensorError, safe_open
 
-TOKEN_DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "int64"))
+from tokenloader._extent import (
+    Candidate,
+    DoubtfulFormatError,
+    Extent,
+    NotThisFormatError,
+    flat_extent,
+    look_at,
+    token_dtype,
+)
+from tokenloader._indexed import DATATROVE, MEGATRON, find_datatrove, find_megatron
+from tokenloader._safetensors import FORMAT as SAFETENSORS
+from tokenloader._safetensors import find_safetensors
+
+NPY = "NumPy .npy"
+LLM_C = "llm.c .bin"
+HEADERLESS = "headerless"
 
 _NPY_MAGIC = b"\x93NUMPY"
-_SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
-    "U8": np.dtype("uint8"),
-    "U16": np.dtype("<u2"),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "I64": np.dtype("<i8"),
+_LLM_C_HEADER_BYTES = 1024
+_LLM_C_VERSIONS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic: version, dtype
+    20240520: (1, np.dtype("uint16")),  # gpt-2
+    20240801: (7, np.dtype("uint32")),  # llama-3
+}
+_SHOWN_BYTES = 16
+# What people have in hand when it is no token file. By their first bytes.
+_OTHER_FILES = {
+    b"version https://git-lfs": "a Git LFS pointer, so fetch the file itself: git lfs pull",
+    b"PAR1": "a Parquet file, of text or of columns; write its tokens to a token file",
+    b"PK\x03\x04": "a zip archive (.npz, or PyTorch's); load it, and write its array with np.save",
+    b"\x1f\x8b": "gzip; decompress it first",
+    b"\x28\xb5\x2f\xfd": "zstd; decompress it first",
+    struct.pack(
+        "<i", 20240522
+    ): "llm.c's evaluation file, multiple-choice examples and no token axis",
+    struct.pack(
+        ">i", 20240520
+    ): "llm.c .bin in big-endian byte order; write it on a little-endian one",
+    struct.pack(
+        ">i", 20240801
+    ): "llm.c .bin in big-endian byte order; write it on a little-endian one",
 }
 
 
-class _NotSafetensorsError(ValueError):
-    """The bytes are not what the header format demands."""
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Tokens that lie end to end in one file.
-
-    Args:
-        path: the file.
-        offset_bytes: of the first token; need not be aligned (safetensors data may start anywhere).
-        dtype: of a token, one of TOKEN_DTYPES.
-        num_tokens: 1 or more.
-    """
-
-    path: Path
-    offset_bytes: int
-    dtype: np.dtype[Any]
-    num_tokens: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of tokens, without the header."""
-        return self.num_tokens * self.dtype.itemsize
+class UnknownFormatError(ValueError):
+    """The file is of no known format, and no dtype= was given."""
 
 
 def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
     """Finds the tokens of one file.
 
     Args:
-        path: a safetensors, .npy or headerless file.
+        path: a file of any of the formats.
         key: the tensor, in a safetensors file.
-        dtype: of a headerless file; must be None for the others, whose header tells.
+        dtype: of a headerless file; must be None for the others, which tell it themselves.
 
     Raises:
         OSError: the file is missing, a directory, or cannot be read.
         ValueError: it is empty, corrupt, of the wrong size, has no such key, or holds no 1-D array of
-            one of TOKEN_DTYPES; or dtype is missing, or given for a file that has a header.
+            one of TOKEN_DTYPES; or dtype is missing, or given for a file that tells it.
     """
-    if path.is_dir():
-        raise IsADirectoryError(
-            f"{path} is a directory; pass the token file in it, or a list of its files in order"
-        )
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path}: no such file (looked in {path.parent.absolute()})"
-        ) from None
-    with file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes == 0:
-            raise ValueError(
-                f"{path}: the file is empty; was the download or conversion completed?"
-            )
-        head = file.read(9)
-        header_dtype = None if dtype is None else token_dtype(dtype, f"{path}: dtype=")
-        if head.startswith(_NPY_MAGIC):
-            extent = _locate_npy(path, file, size_bytes)
-        elif _looks_like_safetensors(path, head, size_bytes):
-            try:
-                extent = _locate_safetensors(path, file, size_bytes, key)
-            except _NotSafetensorsError:
-                if header_dtype is None or path.suffix == ".safetensors":
-                    raise
-                return _locate_headerless(path, size_bytes, header_dtype)
-        elif header_dtype is None:
-            _unknown_format(path, head)
+    candidate = look_at(path)
+    given = None if dtype is None else token_dtype(dtype, f"{path}: dtype=")
+    reasons: list[str] = []
+    doubt: DoubtfulFormatError | None = None
+    for format, find in _FINDERS.items():
+        try:
+            extent = find(candidate, key)
+        except NotThisFormatError as error:
+            reasons.append(f"{format} ({error})")
+        except DoubtfulFormatError as error:
+            doubt = doubt or error
         else:
-            return _locate_headerless(path, size_bytes, header_dtype)
-    if header_dtype is not None:
-        raise ValueError(
-            f"{path}: dtype={header_dtype} was given, but the file has a header, which says "
-            f"{extent.dtype}; dtype= is for headerless files only, leave it out"
-        )
-    return extent
+            return extent if given is None else _with_dtype(extent, given)
+    if doubt and (given is None or path.suffix in (".safetensors", ".ds")):
+        raise doubt
+    if given is None:
+        raise UnknownFormatError(_what_was_seen(candidate, reasons))
+    return _headerless(candidate, given)
 
 
-def token_dtype(dtype: DTypeLike, where: str) -> np.dtype[Any]:
-    """The dtype, in native byte order, if tokens may have it; else ValueError, beginning with where."""
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        raise ValueError(f"{where}{dtype!r} is not a dtype; use one of {_dtype_names()}") from None
-    if found not in TOKEN_DTYPES:
-        order = " in big-endian byte order" if found.newbyteorder("=") in TOKEN_DTYPES else ""
-        raise ValueError(
-            f"{where}{found.name}{order} cannot hold token ids here; needed is one of "
-            f"{_dtype_names()}, so convert with .astype(...) first"
-        )
-    return found
-
-
-def _dtype_names() -> str:
-    return ", ".join(dtype.name for dtype in TOKEN_DTYPES)
-
-
-def _unknown_format(path: Path, head: bytes) -> NoReturn:
-    if path.suffix == ".npy":
-        raise ValueError(
-            f"{path}: begins with {head[:6]!r} and not with {_NPY_MAGIC!r}, so it is no NumPy file; "
-            f"it is corrupt, or it is headerless (some tools name raw tokens .npy): then pass dtype="
-        )
+def _with_dtype(extent: Extent, given: np.dtype[Any]) -> Extent:
+    # A .ds tells only how wide its tokens are; one without an index beside it needs dtype=.
+    if extent.format == DATATROVE and given.itemsize == extent.dtype.itemsize:
+        return replace(extent, dtype=given)
     raise ValueError(
-        f"{path}: begins with {head.hex(' ')}, which is neither a safetensors nor an .npy header; if it "
-        f'is headerless (nothing but tokens), say what a token is: open_tokens(..., dtype="uint16")'
+        f"{extent.path}: dtype={given} was given, but the file is {extent.format} and tells it: "
+        f"{extent.dtype}; dtype= is for headerless files only, leave it out"
     )
 
 
-def _locate_headerless(path: Path, size_bytes: int, dtype: np.dtype[Any]) -> Extent:
+def _what_was_seen(candidate: Candidate, reasons: list[str]) -> str:
+    path, head = candidate.path, candidate.head
+    for magic, what in _OTHER_FILES.items():
+        if head.startswith(magic):
+            return f"{path}: is {what}"
+    return (
+        f"{path}: of no known format; it has {candidate.size_bytes:,} bytes and begins with "
+        f"{head[:_SHOWN_BYTES].hex(' ')}. Tried: {'; '.join(reasons)}. If it is headerless (nothing but "
+        f"tokens, as nanoGPT and OLMo-core write), say what a token is: "
+        f'open_tokens("{path}", dtype="uint16")'
+    )
+
+
+def _headerless(candidate: Candidate, dtype: np.dtype[Any]) -> Extent:
+    path, size_bytes = candidate.path, candidate.size_bytes
     if size_bytes % dtype.itemsize:
         raise ValueError(
             f"{path}: {size_bytes} bytes is not a whole number of {dtype} tokens "
             f"({dtype.itemsize} bytes each); is it truncated, or is dtype= wrong?"
         )
-    return Extent(path, 0, dtype, size_bytes // dtype.itemsize)
+    return Extent(path, 0, dtype, size_bytes // dtype.itemsize, HEADERLESS)
 
 
-def _locate_npy(path: Path, file: BinaryIO, size_bytes: int) -> Extent:
-    file.seek(0)
-    try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version in (
-            (2, 0),
-            (3, 0),
-        ):  # 3.0 is 2.0 with UTF-8 field names; tokens have no fields
-            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise ValueError(f"format version {version}; known are 1.0, 2.0 and 3.0")
-    except Exception as error:
+def _find_npy(candidate: Candidate, key: str) -> Extent:
+    path = candidate.path
+    if not candidate.head.startswith(_NPY_MAGIC):
+        raise NotThisFormatError(f"does not begin with {_NPY_MAGIC.hex(' ')}")
+    with path.open("rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            if version == (1, 0):
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            elif version in (
+                (2, 0),
+                (3, 0),
+            ):  # 3.0 is 2.0 with UTF-8 field names; tokens have no fields
+                shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+            else:
+                raise ValueError(f"format version {version}; known are 1.0, 2.0 and 3.0")
+        except Exception as error:
+            raise ValueError(
+                f"{path}: corrupt .npy header ({error}); fetch or write it again"
+            ) from error
+        offset_bytes = file.tell()
+    data_bytes = candidate.size_bytes - offset_bytes
+    return flat_extent(path, "the array", dtype, shape, offset_bytes, data_bytes, NPY)
+
+
+def _find_llm_c(candidate: Candidate, key: str) -> Extent:
+    path, head, size_bytes = candidate.path, candidate.head, candidate.size_bytes
+    magic = int.from_bytes(head[:4], "little")
+    if magic not in _LLM_C_VERSIONS:
+        raise NotThisFormatError(f"begins with neither {' nor '.join(map(str, _LLM_C_VERSIONS))}")
+    if size_bytes < _LLM_C_HEADER_BYTES:
         raise ValueError(
-            f"{path}: corrupt .npy header ({error}); fetch or write it again"
-        ) from error
-    return _checked(path, "the array", dtype, shape, file.tell(), size_bytes - file.tell())
-
-
-def _looks_like_safetensors(path: Path, head: bytes, size_bytes: int) -> bool:
-    """By its bytes; by its name only to say of a damaged one that it is damaged."""
-    header_bytes = int.from_bytes(head[:8], "little")
-    return path.suffix == ".safetensors" or (
-        len(head) == 9 and head[8:] == b"{" and 2 <= header_bytes <= size_bytes - 8
+            f"{path}: is cut off in its llm.c header, after {size_bytes} of {_LLM_C_HEADER_BYTES} bytes; "
+            f"fetch or write it again"
+        )
+    known, dtype = _LLM_C_VERSIONS[magic]
+    _, version, num_tokens = struct.unpack_from("<iii", head)
+    if version != known:
+        raise ValueError(
+            f"{path}: is an llm.c file of magic {magic} and version {version}; known is version {known}"
+        )
+    if num_tokens < 0:
+        raise ValueError(
+            f"{path}: its llm.c header counts {num_tokens:,} tokens; the format counts up to 2**31 - 1, "
+            f"so write more of them as several files"
+        )
+    data_bytes = size_bytes - _LLM_C_HEADER_BYTES
+    return flat_extent(
+        path, "the data", dtype, (num_tokens,), _LLM_C_HEADER_BYTES, data_bytes, LLM_C
     )
 
 
-def _locate_safetensors(path: Path, file: BinaryIO, size_bytes: int, key: str) -> Extent:
-    try:
-        with safe_open(path, framework="numpy"):
-            pass  # opening validates: header, offsets without holes or overlaps, exact file size
-        file.seek(0)
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes), object_pairs_hook=_dict_of_unique_keys)
-    except (SafetensorError, ValueError) as error:
-        raise _NotSafetensorsError(
-            f"{path}: not a valid safetensors file of {size_bytes:,} bytes ({error}); "
-            f"is the download complete? Fetch or write it again"
-        ) from error
-    header.pop("__metadata__", None)
-    if key not in header:
-        there = ", ".join(f"{name} ({t['dtype']}{t['shape']})" for name, t in header.items())
-        raise ValueError(f"{path}: no tensor {key!r}; there are: {there or 'none'}. Pass key=")
-    tensor = header[key]
-    begin, end = tensor["data_offsets"]
-    dtype = _SAFETENSORS_DTYPES.get(tensor["dtype"])
-    if dtype is None:
-        raise ValueError(
-            f"{path}: tensor {key!r} is of dtype {tensor['dtype']}, which cannot hold token ids here; "
-            f"needed is one of {', '.join(_SAFETENSORS_DTYPES)}. Is key= right?"
-        )
-    return _checked(
-        path,
-        f"tensor {key!r}",
-        dtype,
-        tuple(tensor["shape"]),
-        8 + header_bytes + begin,
-        end - begin,
-    )
-
-
-def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):  # the library keeps one of them and does not say which
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"the header has {', '.join(map(repr, twice))} more than once")
-    return result
-
-
-def _checked(
-    path: Path,
-    what: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    offset_bytes: int,
-    data_bytes: int,
-) -> Extent:
-    if len(shape) != 1:
-        raise ValueError(
-            f"{path}: {what} has shape {shape}; tokens must be one flat axis. "
-            f"Write it flat: array.reshape(-1)"
-        )
-    dtype = token_dtype(dtype, f"{path}: {what} is of dtype ")
-    extent = Extent(path, offset_bytes, dtype, shape[0])
-    if extent.num_tokens == 0:
-        raise ValueError(f"{path}: {what} has no tokens")
-    if extent.nbytes != data_bytes:
-        raise ValueError(
-            f"{path}: the header promises {extent.nbytes:,} bytes of tokens, the file has {data_bytes:,}; "
-            f"is the download or conversion complete? Fetch or write it again"
-        )
-    return extent
+# In this order: an index that fits says more than bytes that headerless tokens may begin with.
+_FINDERS = {
+    NPY: _find_npy,
+    LLM_C: _find_llm_c,
+    MEGATRON: find_megatron,
+    DATATROVE: find_datatrove,
+    SAFETENSORS: find_safetensors,
+}

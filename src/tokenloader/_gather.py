@@ -28,7 +28,7 @@ class Pieces:
     """
 
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
-        self._arrays = list(arrays)
+        self.arrays = list(arrays)
         self.dtype = arrays[0].dtype
         # Both: a list for bisect on one window, an array for searchsorted on many.
         self.ends: list[int] = np.cumsum([len(array) for array in arrays]).tolist()
@@ -38,7 +38,7 @@ class Pieces:
         begins = np.array([0, *self.ends[:-1]], np.int64)
         self._shift_bytes = addresses - begins * self.dtype.itemsize
         lowest = int(addresses.argmin())
-        self._lowest, self._lowest_address = self._arrays[lowest], int(addresses[lowest])
+        self._lowest, self._lowest_address = self.arrays[lowest], int(addresses[lowest])
         highest = max(int(a) + array.nbytes for a, array in zip(addresses, arrays, strict=True))
         self._span_bytes = highest - self._lowest_address
         self._records: tuple[int, NDArray[np.void]] | None = None
@@ -63,7 +63,7 @@ class Pieces:
         ends = begins + length * self.dtype.itemsize
         if straddling.size:
             ranges = [
-                (self._arrays[piece][begin:end].ctypes.data, (end - begin) * self.dtype.itemsize)
+                (self.arrays[piece][begin:end].ctypes.data, (end - begin) * self.dtype.itemsize)
                 for row in straddling.tolist()
                 for piece, begin, end in self.parts(int(starts[row]), length)
             ]
@@ -74,7 +74,7 @@ class Pieces:
 
     def piece_at(self, address: int, size: int) -> tuple[int, int]:
         """The piece that has bytes in [address, address + size), and the address of its first."""
-        for piece, array in enumerate(self._arrays):
+        for piece, array in enumerate(self.arrays):
             first = array.ctypes.data
             if first < address + size and address < first + array.nbytes:
                 return piece, first
@@ -84,7 +84,7 @@ class Pieces:
         """Fills out, [n], with tokens [start, start + n)."""
         at = 0
         for piece, begin, end in self.parts(start, len(out)):
-            out[at : at + end - begin] = self._arrays[piece][begin:end]
+            out[at : at + end - begin] = self.arrays[piece][begin:end]
             at += end - begin
 
     def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
@@ -93,7 +93,7 @@ class Pieces:
         if self._span_bytes * window_bytes >= 2**62:  # past what numpy's size arithmetic takes
             return self._gather_row_by_row(starts, length)
         records = self._records_of(window_bytes)
-        if len(self._arrays) == 1:
+        if len(self.arrays) == 1:
             block = records[starts]
         else:
             index, straddling = self._locate(starts, length)
@@ -114,7 +114,7 @@ class Pieces:
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
         """The address of each window's first token, and which windows straddle pieces."""
         size = self.dtype.itemsize
-        if len(self._arrays) == 1:
+        if len(self.arrays) == 1:
             return self._shift_bytes[0] + starts * size, np.empty(0, np.intp)
         piece = self._ends.searchsorted(starts, side="right")
         straddling = np.flatnonzero(starts + length > self._ends[piece])
@@ -123,7 +123,7 @@ class Pieces:
     def _records_of(self, window_bytes: int) -> NDArray[np.void]:
         held = self._records  # read once: another thread may exchange it
         if held is None or held[0] != window_bytes:
-            stride = self.dtype.itemsize if len(self._arrays) == 1 else 1
+            stride = self.dtype.itemsize if len(self.arrays) == 1 else 1
             count = max(0, self._span_bytes - window_bytes) // stride + 1
             first = np.frombuffer(self._lowest, np.uint8)
             rows = as_strided(first, (count, window_bytes), (stride, 1), writeable=False)

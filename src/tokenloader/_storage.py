@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tokenloader._formats import Extent
+from tokenloader._extent import Extent
 from tokenloader._memory import available_bytes
 
 _READ_BYTES = 16 << 20  # a call

@@ -10,15 +10,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import operator
-import os
 import weakref
 from collections.abc import Sequence
 from io import FileIO
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, Self, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tokenloader._advice import (
     PAGE,
@@ -29,83 +27,16 @@ from tokenloader._advice import (
     page_ranges,
     start_reading,
 )
-from tokenloader._formats import Extent, locate, token_dtype
+from tokenloader._extent import Extent
 from tokenloader._gather import Pieces
-from tokenloader._hub import download, is_hub_address
-from tokenloader._storage import RamFill, check_it_fits, map_read_only, open_file
+from tokenloader._indexed import read_documents
+from tokenloader._storage import RamFill
 
 Residency = Literal["mmap", "ram"]
-Source = str | os.PathLike[str]
 
 _COPY_TOKENS = 4 << 20
 _FINGERPRINT_BLOCKS = 64
 _FINGERPRINT_TOKENS = 512  # a block; 64 blocks cold from an SSD are about 10 ms
-
-
-def open_tokens(
-    source: Source | Sequence[Source] | NDArray[Any],
-    *,
-    key: str = "tokens",
-    dtype: DTypeLike | None = None,
-    residency: Residency = "mmap",
-) -> TokenArray:
-    """Opens token ids that lie on disk or in memory, without moving them to any device.
-
-    Args:
-        source: a safetensors, .npy or headerless file; a sequence of files, which become one token
-            axis in the order given; `hf://datasets/OWNER/NAME[@REVISION]/FILE`, which is fetched into
-            the Hugging Face cache first; or a 1-D integer numpy array, which is copied only if it is not
-            contiguous, and whose residency is "ram" whatever is asked for.
-        key: the tensor's name, in safetensors files.
-        dtype: of the tokens in headerless files, and only there: "uint8", "uint16", "uint32", "int32"
-            or "int64", little-endian.
-        residency: "mmap" maps the files: open at once, no RAM but the page cache. "ram" also opens at
-            once, and reads the files into RAM in the background, with a progress bar when that takes
-            more than a few seconds; until all is there, windows come from the mapped files.
-
-    Raises:
-        OSError: a file is missing, a directory or unreadable; or the Hub cannot be reached and the
-            file is not in its cache.
-        MemoryError: residency is "ram" and the data is larger than the memory available.
-        ValueError: the contents are not tokens as described (each error says what was found, what
-            was needed and what to do), or the arguments do not go together.
-        TypeError: source is of another type.
-
-    Example:
-        >>> tokens = open_tokens(np.arange(1000, dtype=np.uint16))
-        >>> tokens[10:13]
-        array([10, 11, 12], dtype=uint16)
-    """
-    if residency not in get_args(Residency):
-        raise ValueError(f'residency={residency!r}; it must be "mmap" or "ram"')
-    if isinstance(source, np.ndarray):
-        if dtype is not None:
-            raise ValueError(
-                f"dtype={dtype!r} was given with an array of {source.dtype}; dtype= is for headerless "
-                f"files only, leave it out"
-            )
-        return _from_array(source)
-    extents = [
-        locate(_local_path(one), key=key, dtype=dtype) for one in _as_sequence_of_files(source)
-    ]
-    for extent in extents[1:]:
-        if extent.dtype != extents[0].dtype:
-            raise ValueError(
-                f"{extent.path} holds {extent.dtype} tokens and {extents[0].path} {extents[0].dtype}; "
-                f"the files of one token axis must have one dtype, so convert one of them"
-            )
-    if residency == "ram":
-        check_it_fits(extents)
-    # One opening serves the mapping and the reading into RAM: meanwhile a path may name another file.
-    files = (
-        [open_file(extent) for extent in extents] if residency == "ram" else [None] * len(extents)
-    )
-    arrays = [map_read_only(extent, file) for extent, file in zip(extents, files, strict=True)]
-    name = str(extents[0].path) + (f" and {len(extents) - 1} more" if len(extents) > 1 else "")
-    tokens = TokenArray(arrays, name=name, residency=residency, extents=extents)
-    if residency == "ram":
-        tokens._fill_ram([file for file in files if file])
-    return tokens
 
 
 class TokenArray:
@@ -114,7 +45,13 @@ class TokenArray:
     Attributes:
         dtype: numpy dtype of a token.
         nbytes: bytes of all tokens.
-        residency: "mmap" or "ram".
+        residency: "mmap" if any of the tokens are read from mapped files, else "ram".
+
+    Example:
+        >>> with tl.open_tokens(np.arange(100, dtype=np.uint16)) as tokens:
+        ...     tokens.gather([0, 50], 3)
+        array([[ 0,  1,  2],
+               [50, 51, 52]], dtype=uint16)
     """
 
     def __init__(
@@ -123,7 +60,8 @@ class TokenArray:
         *,
         name: str,
         residency: Residency,
-        extents: Sequence[Extent] = (),  # that the arrays are mapped from, if they are
+        extents: Sequence[Extent | None] = (),  # of each array, None if it is in RAM; () if all are
+        indexed: Sequence[Extent] = (),  # with a document index each, over the whole axis
     ) -> None:
         pieces = Pieces(arrays)
         self.dtype: np.dtype[Any] = pieces.dtype
@@ -131,10 +69,11 @@ class TokenArray:
         self._num_tokens = pieces.ends[-1]
         self.nbytes: int = self._num_tokens * self.dtype.itemsize
         self._name = name
-        self._extents = extents
-        self._held: _Held | None = _Held(pieces, mapped=bool(extents))
+        self._indexed = indexed
+        self._held: _Held | None = _Held(pieces, extents or [None] * len(arrays), any(extents))
         self._closed = False
         self._fingerprint: str | None = None
+        self._documents: NDArray[np.int64] | None = None
         self._fill: RamFill | None = None
 
     def __len__(self) -> int:
@@ -160,6 +99,31 @@ class TokenArray:
             raise IndexError(f"token {position} of {self!r}; there are tokens 0 to {len(self) - 1}")
         return self.gather([position % len(self)], 1)[0, 0]
 
+    @property
+    def documents(self) -> NDArray[np.int64] | None:
+        """Where documents begin and end, by the document index of the files.
+
+        int64 [num_documents + 1], in tokens: 0, ..., len(self). Document i is
+        tokens[documents[i] : documents[i + 1]], the end-of-text token included if there is one; it may be
+        empty. Where files are joined a document ends. None if a part of the tokens has no index: of
+        Megatron-LM and datatrove files, most have.
+
+        Read when first asked for, 8 bytes a document, and kept; it may not be written to.
+
+        Raises:
+            OSError: an index cannot be read.
+            ValueError: an index does not fit its tokens; or the array is closed.
+        """
+        self._hold()
+        if self._documents is None and self._indexed:
+            boundaries = [np.zeros(1, np.int64)]
+            for extent in self._indexed:
+                boundaries.append(boundaries[-1][-1] + read_documents(extent)[1:])
+            documents = np.concatenate(boundaries)
+            documents.flags.writeable = False
+            self._documents = documents
+        return self._documents
+
     def gather(
         self, starts: ArrayLike, length: int, out: NDArray[Any] | None = None
     ) -> NDArray[Any]:
@@ -181,7 +145,7 @@ class TokenArray:
         held, length = self._hold(), operator.index(length)
         starts = self._checked_windows(starts, length)
         if held.mapped:
-            self._fault_in(held.pieces, starts, length)
+            _fault_in(held, starts, length)
         if out is None:
             return held.pieces.gather(starts, length)
         if out.shape != (len(starts), length) or out.dtype != self.dtype:
@@ -256,12 +220,13 @@ class TokenArray:
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be copied or pickled; open the tokens again where needed")
 
-    def _fill_ram(self, files: Sequence[FileIO]) -> None:
+    def _fill_ram(self, at: Sequence[int], files: Sequence[FileIO]) -> None:
+        """Exchanges the pieces numbered `at`, mapped from files, for RAM in the background."""
+        assert self._held is not None
+        extents = [extent for i in at if (extent := self._held.extents[i])]
         # The fill's threads must not keep tokens that everybody else has let go of.
         self_if_alive = weakref.ref(self)
-        self._fill = RamFill(
-            self._extents, files, lambda tokens: _hold_in_ram(self_if_alive, tokens)
-        )
+        self._fill = RamFill(extents, files, lambda tokens: _hold_in_ram(self_if_alive, at, tokens))
         weakref.finalize(self, self._fill.stop)
 
     def _copy(self, held: _Held, start: int, stop: int) -> NDArray[Any]:
@@ -271,7 +236,7 @@ class TokenArray:
             part = out[at - start : at - start + _COPY_TOKENS]
             if held.mapped:
                 start_reading(_pages(held.pieces, [at], min(2 * _COPY_TOKENS, stop - at)))
-                self._fault_in(held.pieces, [at], len(part))
+                _fault_in(held, [at], len(part))
             held.pieces.copy(at, part)
         return out
 
@@ -283,26 +248,6 @@ class TokenArray:
         if self._fill is not None and self._fill.error is not None:
             raise self._fill.error
         return held
-
-    def _fault_in(self, pieces: Pieces, starts: ArrayLike, length: int) -> None:
-        """Makes windows readable: where a file has lost them, touching them would kill the process."""
-        try:
-            if fault_in(_pages(pieces, starts, length)):
-                return
-        except FaultError as error:
-            piece, first = pieces.piece_at(error.address, PAGE)
-            extent = self._extents[piece]
-            offset = max(extent.offset_bytes, extent.offset_bytes + error.address - first)
-            raise _lost(extent, offset, error) from error
-        # The system cannot tell: see whether the files still have their size. What they lose between
-        # this and the copying still kills the process there.
-        for extent in {
-            self._extents[piece]
-            for start in np.asarray(starts).tolist()
-            for piece, _, _ in pieces.parts(start, length)
-        }:
-            if extent.path.stat().st_size < extent.offset_bytes + extent.nbytes:
-                raise _lost(extent, extent.path.stat().st_size)
 
     def _checked_windows(self, starts: ArrayLike, length: int) -> NDArray[np.int64]:
         array = np.asarray(starts)
@@ -331,15 +276,53 @@ class _Held(NamedTuple):
     """The bytes, whose exchange for others (mapped for RAM) is one assignment."""
 
     pieces: Pieces
-    mapped: bool
+    extents: Sequence[Extent | None]  # of each piece: where it is mapped from; None if it is in RAM
+    mapped: bool  # any of them
 
 
-def _hold_in_ram(tokens: weakref.ref[TokenArray], array: NDArray[Any]) -> None:
+def _hold_in_ram(tokens: weakref.ref[TokenArray], at: Sequence[int], array: NDArray[Any]) -> None:
     alive = tokens()
-    if alive is not None and alive._held is not None:
-        alive._held = _Held(Pieces([array]), mapped=False)
-        if alive._closed:  # meanwhile
-            alive._held = None
+    held = alive._held if alive is not None else None
+    if alive is None or held is None:
+        return
+    arrays, extents = list(held.pieces.arrays), list(held.extents)
+    if len(at) == len(arrays):
+        arrays, extents = [array], [None]
+    else:
+        ends = np.cumsum([len(arrays[i]) for i in at])
+        for i, part in zip(at, np.split(array, ends[:-1]), strict=True):
+            arrays[i], extents[i] = part, None
+    alive._held = _Held(Pieces(arrays), extents, any(extents))
+    if alive._closed:  # meanwhile
+        alive._held = None
+
+
+def _fault_in(held: _Held, starts: ArrayLike, length: int) -> None:
+    """Makes windows readable: where a file has lost them, touching them would kill the process."""
+    try:
+        if fault_in(_pages(held.pieces, starts, length)):
+            return
+    except FaultError as error:
+        piece, first = held.pieces.piece_at(error.address, PAGE)
+        extent = held.extents[piece]
+        if extent is None:
+            raise OSError(
+                errno.EIO,
+                f"an array that was given as tokens cannot be read ({error}); is it mapped from a file "
+                f"that was truncated?",
+            ) from error
+        offset = max(extent.offset_bytes, extent.offset_bytes + error.address - first)
+        raise _lost(extent, offset, error) from error
+    # The system cannot tell: see whether the files still have their size. What they lose between
+    # this and the copying still kills the process there.
+    pieces = {
+        piece
+        for start in np.asarray(starts).tolist()
+        for piece, _, _ in held.pieces.parts(start, length)
+    }
+    for extent in filter(None, (held.extents[piece] for piece in sorted(pieces))):
+        if extent.path.stat().st_size < extent.offset_bytes + extent.nbytes:
+            raise _lost(extent, extent.path.stat().st_size)
 
 
 def _lost(extent: Extent, offset_bytes: int, error: OSError | None = None) -> OSError:
@@ -351,36 +334,3 @@ def _lost(extent: Extent, offset_bytes: int, error: OSError | None = None) -> OS
         f"or does its disk fail{f' ({error})' if error else ''}?",
         str(extent.path),
     )
-
-
-def _from_array(array: NDArray[Any]) -> TokenArray:
-    if array.ndim != 1:
-        raise ValueError(
-            f"the array has shape {array.shape}; tokens must be one flat axis: .reshape(-1)"
-        )
-    token_dtype(array.dtype, "the array is of dtype ")
-    if not array.size:
-        raise ValueError("the array is empty; tokens are needed")
-    # As a plain ndarray, because indexing an np.memmap is several times slower.
-    plain = np.ascontiguousarray(array).view(np.ndarray)
-    return TokenArray([plain], name="array", residency="ram")
-
-
-def _as_sequence_of_files(source: Source | Sequence[Source]) -> list[Source]:
-    if isinstance(source, (str, os.PathLike)):
-        return [source]
-    needed = "needed is a path, a sequence of paths, an hf:// address, or a 1-D integer numpy array"
-    if not isinstance(source, Sequence) or isinstance(source, (bytes, bytearray)):
-        remedy = ": pass np.asarray(source)" if hasattr(source, "__array__") else ""
-        raise TypeError(f"source is of type {type(source).__name__}; {needed}{remedy}")
-    if not source:
-        raise ValueError(f"source is an empty sequence; {needed}")
-    for i, file in enumerate(source):
-        if not isinstance(file, (str, os.PathLike)):
-            raise TypeError(f"source[{i}] is of type {type(file).__name__}; {needed}")
-    return list(source)
-
-
-def _local_path(source: Source) -> Path:
-    address = os.fspath(source)
-    return download(address) if is_hub_address(address) else Path(address)
