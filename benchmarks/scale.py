@@ -1,16 +1,19 @@
 """scale: does opening, a batch, or a resume cost more when the data or the step number is larger?
 
 The files are sparse: their size is real to every offset and every page table, and they take no disk.
-Sizes take turns within each round.
+Sizes take turns within each round. And does a host have more to do when there are more of them? Hosts
+are simulated: the loader's own placement, plan and windows, for a mesh of which this process has the
+devices of one host, the last.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,12 @@ import jax
 
 import tokenloader as tl
 from benchmarks import measure, token_file
+from tokenloader._pipeline import Steps, plan_steps
+from tokenloader._placement import Placement
 
 SIZES = {"1 GiB": 2**29, "19.09 GiB": token_file.FULL_NUM_TOKENS, "8 TiB": 2**42}
+HOSTS = [1, 8, 64, 512, 4096]
+DEVICES_PER_HOST = 8
 STEPS = {"sample 0": 0, "sample 10^12": 10**12 // 32}
 SHAPE = (32, 1024)
 
@@ -37,8 +44,10 @@ def run(options: argparse.Namespace) -> None:
             for size, work in works.items():
                 for what, do in work.items():
                     began = time.perf_counter()
-                    do()
+                    made = do()
                     took = time.perf_counter() - began
+                    if isinstance(made, tl.TokenLoader):
+                        made.close()  # what it prefetches is not to be timed with what comes next
                     seconds.setdefault(what, {}).setdefault(size, []).append(took)
     table = {
         what: {size: round(1e6 * statistics.median(times), 1) for size, times in by_size.items()}
@@ -48,6 +57,7 @@ def run(options: argparse.Namespace) -> None:
         measure.say(
             f"{what:28} {row}  largest / smallest: {max(row.values()) / min(row.values()):.2f}"
         )
+    hosts = _hosts(options.rounds)
     measure.write_result(
         "scale",
         {
@@ -55,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
             "cache": "sparse files: nothing is read from the disk",
             "shape": SHAPE,
             "rounds": options.rounds,
+            "hosts": hosts,
             "microseconds": table,
             "largest_over_smallest": {
                 what: round(max(row.values()) / min(row.values()), 3) for what, row in table.items()
@@ -63,17 +74,63 @@ def run(options: argparse.Namespace) -> None:
     )
 
 
+def _hosts(rounds: int) -> list[dict[str, float]]:
+    """Of one host of many, with SHAPE[0] rows of the global batch on each: what it plans and gathers."""
+    plans: dict[int, Iterator[Steps]] = {}
+    placements, seconds = {}, {}
+    for hosts in HOSTS:
+        placements[hosts] = placement = Placement(_LastHost(hosts), hosts * SHAPE[0], SHAPE[1], 1)
+        plan, num_tokens = tl.ShuffledEpochs(0), token_file.FULL_NUM_TOKENS
+        plans[hosts] = plan_steps(plan, num_tokens, placement, 1, 0, None)
+        seconds[hosts] = []
+    num_steps = 128  # that plan_steps computes at once
+    for _ in range(rounds):
+        for hosts, steps in plans.items():
+            began = time.perf_counter()
+            for step in itertools.islice(steps, num_steps):
+                windows = placements[hosts].windows(step.starts)
+            seconds[hosts].append((time.perf_counter() - began) / num_steps)
+            assert len(set(windows.tolist())) == len(windows) == SHAPE[0]
+    rows = []
+    for hosts, times in seconds.items():
+        row = {
+            "hosts": hosts,
+            "batch_size": hosts * SHAPE[0],
+            "rows_gathered": len(placements[hosts].rows),
+            "plan_microseconds_per_step": round(1e6 * statistics.median(times), 2),
+        }
+        measure.say(f"{row}")
+        rows.append(row)
+    return rows
+
+
+class _LastHost(jax.sharding.Sharding):
+    """Rows split evenly over all devices of many hosts, as the last of them sees it."""
+
+    is_fully_addressable = False
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+
+    def addressable_devices_indices_map(self, global_shape: tuple[int, ...]) -> dict[Any, Any]:
+        rows = global_shape[0] // (self._hosts * DEVICES_PER_HOST)
+        first = global_shape[0] - rows * DEVICES_PER_HOST
+        begins = range(first, global_shape[0], rows)
+        return {i: (slice(begin, begin + rows), slice(None)) for i, begin in enumerate(begins)}
+
+
 def _works(path: Path) -> dict[str, Callable[[], Any]]:
     tokens = tl.open_tokens(path)
     loader = tl.TokenLoader(tokens, *SHAPE)
-    resumed = tl.TokenLoader(tokens, *SHAPE)
     works: dict[str, Callable[[], Any]] = {"open": lambda: tl.open_tokens(path)}
     for name, step in STEPS.items():
         state = {**loader.get_state(), "step": step, "sample": step * SHAPE[0]}
 
-        def resume(state: dict[str, Any] = state) -> None:
+        def resume(state: dict[str, Any] = state) -> tl.TokenLoader:
+            resumed = tl.TokenLoader(tokens, *SHAPE)
             resumed.set_state(state)
             jax.block_until_ready(next(resumed))
+            return resumed
 
         works[f"starts at {name}"] = lambda step=step: loader.starts_at(step)
         works[f"batch at {name}"] = lambda step=step: loader.batch_at(step)

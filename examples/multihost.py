@@ -64,9 +64,9 @@ def main() -> None:
     state = init_state(config, optimizer, mesh)
     train_step = make_train_step(config, optimizer)
 
-    train, validation = open_data(args)
+    tokens, plan, validation, validation_plan = open_data(args)
     # The same lines as on one device. Each process reads and sends the rows of its own devices.
-    loader = tl.TokenLoader(train, args.batch_size, args.seq_len, sharding=by_rows)
+    loader = tl.TokenLoader(tokens, args.batch_size, args.seq_len, plan=plan, sharding=by_rows)
     with loader, checkpoints.open_checkpoints(args.out) as manager:
         state, start = checkpoints.restore(manager, state, loader, {})
         if start:
@@ -83,7 +83,13 @@ def main() -> None:
             if step % args.checkpoint_every == 0 or step == args.steps:
                 checkpoints.save(manager, step, state, loader, {})
 
-    loss, count = evaluate(config, state["params"], validation, args, by_rows)
+    loss, count = evaluate(
+        config,
+        state["params"],
+        tl.TokenLoader(
+            validation, args.batch_size, args.seq_len, plan=validation_plan, sharding=by_rows
+        ),
+    )
     say(f"validation loss {loss:.4f} over {count:,} targets, each counted once")
 
 
@@ -134,41 +140,40 @@ def make_train_step(config: gpt2.Config, optimizer: optax.GradientTransformation
     return train_step
 
 
-def evaluate(
-    config: gpt2.Config,
-    params: gpt2.Params,
-    tokens: tl.TokenArray,
-    args: argparse.Namespace,
-    sharding: NamedSharding,
-) -> tuple[float, int]:
-    """The mean loss over all targets of `tokens`, and their number."""
+def evaluate(config: gpt2.Config, params: gpt2.Params, loader: tl.TokenLoader) -> tuple[float, int]:
+    """The mean loss over all targets of one pass, and their number."""
 
     @jax.jit
     def add(params: gpt2.Params, total: Any, batch: tl.Batch) -> Any:
         losses = gpt2.loss_per_token(params, batch.inputs, batch.targets, config)
         return total[0] + losses.sum(where=batch.loss_mask), total[1] + batch.loss_mask.sum()
 
-    plan, total = tl.SequentialWindows(), (jnp.float32(0), jnp.int32(0))
-    with tl.TokenLoader(
-        tokens, args.batch_size, args.seq_len, plan=plan, sharding=sharding
-    ) as loader:
+    total = jnp.float32(0), jnp.int32(0)
+    with loader:
         for batch in loader:
             jax.block_until_ready(total)
             total = add(params, total, batch)
     return float(total[0] / total[1]), int(total[1])
 
 
-def open_data(args: argparse.Namespace) -> tuple[tl.TokenArray, tl.TokenArray]:
-    """The files given, of which the last hundredth is set aside; without any, Python's own source."""
-    if not args.data:
-        if jax.process_index() == 0:
-            stdlib_corpus.write_stdlib_tokens(args.out)
-        multihost_utils.sync_global_devices("the corpus is written")
-        names = ("stdlib-train.safetensors", "stdlib-validation.safetensors")
-        train, validation = (tl.open_tokens(args.out / name) for name in names)
-        return train, tl.open_tokens(validation[:20_001])
-    tokens = tl.open_tokens(args.data, dtype=args.dtype)
-    return tokens, tl.open_tokens(tokens[-len(tokens) // 100 :])
+def open_data(args: argparse.Namespace) -> tuple[tl.TokenArray, tl.Plan, tl.TokenArray, tl.Plan]:
+    """Tokens and plan to train with, and to evaluate with.
+
+    Of files that are given, the last hundredth is set aside; without any, it is Python's own source.
+    """
+    if args.data:
+        tokens = tl.open_tokens(args.data, dtype=args.dtype)
+        end = len(tokens) - len(tokens) // 100
+        train = tl.Mixture({range(end): 1}, tl.ShuffledEpochs(seed=0))
+        held_out = tl.Mixture({range(end, len(tokens)): 1}, tl.SequentialWindows())
+        return tokens, train, tokens, held_out
+    if jax.process_index() == 0:
+        stdlib_corpus.write_stdlib_tokens(args.out)
+    multihost_utils.sync_global_devices("the corpus is written")
+    names = ("stdlib-train.safetensors", "stdlib-validation.safetensors")
+    tokens, validation = (tl.open_tokens(args.out / name) for name in names)
+    some = tl.open_tokens(validation[:20_001])
+    return tokens, tl.ShuffledEpochs(seed=0), some, tl.SequentialWindows()
 
 
 def say(line: str) -> None:

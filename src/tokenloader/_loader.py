@@ -77,21 +77,33 @@ class TokenLoader:
 
     Args:
         tokens: from `open_tokens`. Stays open when the loader is closed.
-        batch_size: rows of the global batch, 1 or more.
+        batch_size: rows of the global batch, over all processes, 1 or more.
         seq_len: inputs in a row, 1 or more; a window has one token more.
         plan: which windows, in which order: RandomWindows, ShuffledEpochs, SequentialWindows, or
             anything with their `starts` method (see `Plan`).
-        sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len]
-            that splits the batch axis or replicates. None: JAX's default device now, at construction.
-        prefetch: blocks that may wait on the device, 1 or more; 2 is double buffering.
+        sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len],
+            over the devices of this process or of all. It may split rows, sequences or both, each over
+            one mesh axis or several, and replicates over the others. None: JAX's default device now, at
+            construction.
+        prefetch: batches that may wait on the device, 1 or more; 2 is double buffering. Small ones
+            (256 KiB at most together) are read and sent `1 + prefetch // 2` at a time.
         transform: a traceable function from a block, integers [batch_size, seq_len + 1] on the device,
             to a pytree; run under jit when a batch is handed out. None hands out the block itself, with
             which there is no loss_mask: what SequentialWindows repeats is then for you to leave out.
             Blocks have the tokens' dtype, but int64 is narrowed to int32.
+            Where the sharding splits sequences into n parts, next_token and packed_documents make batches
+            split likewise; other transforms are given whole rows, gathered on the devices; and with
+            None a block is [batch_size, n * (seq_len / n + 1)]: each part, and the token after it.
+
+    With a sharding over several processes, each makes a loader with the same arguments, and takes and
+    resumes the same batches: the constructor and `set_state` wait for all, and compare. Each plans,
+    reads and sends only what its own devices hold, and only jit runs on them: no collective runs in
+    the background.
 
     Raises:
         TypeError, ValueError: an argument is not as described, tokens are fewer than a window, the
-            plan ends before its first full batch, or batch_size does not divide over the sharding.
+            plan ends before its first full batch, batch_size or seq_len does not divide over the
+            sharding, or processes were given different arguments.
 
     Example:
         >>> tokens = tl.open_tokens(np.arange(100, dtype=np.uint16))
