@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tokenloader._open import open_tokens
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
 from tokenloader._tokens import TokenArray
+from tokenloader._write import write_tokens
 
 if TYPE_CHECKING:
     from tokenloader._batch import Batch, next_token, packed_documents
@@ -35,6 +36,7 @@ __all__ = [
     "next_token",
     "open_tokens",
     "packed_documents",
+    "write_tokens",
 ]
 
 _NEED_JAX = {
