@@ -34,6 +34,16 @@ ROOMS = [
     "_tokens",
     "_open",
     "_plans",
+    "_write",
+    "_info",
+    "_convert",
+    "_scan",
+    "_documents",
+    "_runs",
+    "_suspicion",
+    "_check",
+    "_text",
+    "_tokenize",
     "_batch",
     "_transform",
     "_transfer",
@@ -41,9 +51,14 @@ ROOMS = [
     "_pipeline",
     "_state",
     "_loader",
+    "_devices",
+    "_bench",
+    "_screens",
+    "cli",
+    "__main__",
     "__init__",
 ]
-JAX_ROOMS = {"_batch", "_transform", "_transfer", "_pipeline", "_loader"}
+JAX_ROOMS = {"_batch", "_transform", "_transfer", "_pipeline", "_loader", "_devices", "_bench"}
 
 
 def imports(room):
