@@ -1,7 +1,7 @@
 """Checking: whether the tokens of a file are what a training run takes them for.
 
-One pass over all tokens (`_scan`), a small sample before it to see how they are stored, and a second look at
-those documents only that may be there twice.
+One pass over all tokens (`_scan`), a small sample before it to see how they are stored, and a
+second look at those documents only that may be there twice.
 """
 
 from __future__ import annotations

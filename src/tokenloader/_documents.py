@@ -1,14 +1,14 @@
 """Documents: the stretches between end-of-text tokens, and which of them are the same.
 
-A document's key is a hash of its length, of 32 of its tokens, evenly spread from the first to the last, and of
-the exclusive or of all of them, which numpy takes at the speed of memory. Equal documents have equal keys, so
-only documents whose keys agree need be read a second time, and are then compared by a 128-bit BLAKE2b digest
-of all their tokens. A hash of all tokens in the first place would take several times as long as all the rest;
-near-copies, which agree in most tokens, are still told apart. A document costs 20 bytes of memory: 200 MB for
-ten million.
+A document's key is a hash of its length, of 32 of its tokens, evenly spread from the first to the
+last, and of the exclusive or of all of them, which numpy takes at the speed of memory. Equal
+documents have equal keys, so only documents whose keys agree need be read a second time, and are
+then compared by a 128-bit BLAKE2b digest of all their tokens. A hash of all tokens in the first
+place would take several times as long as all the rest; near-copies, which agree in most tokens, are
+still told apart. A document costs 20 bytes of memory: 200 MB for ten million.
 
-Past MOST_DOCUMENTS, only those whose key divides by 2, then 4, ... are kept. Equal documents are kept or
-dropped together, so that what is found among the kept is a fair sample of what there is.
+Past MOST_DOCUMENTS, only those whose key divides by 2, then 4, ... are kept. Equal documents are
+kept or dropped together, so that what is found among the kept is a fair sample of what there is.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def probes(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
 def keys_of(
     probed: NDArray[Any], lengths: NDArray[np.int64], xors: NDArray[Any]
 ) -> NDArray[np.uint64]:
-    """Keys of documents: of the tokens at their probes [n, 32], their lengths [n], and their exclusive or [n].
+    """Keys of documents: of the tokens at their probes [n, 32], their lengths [n] and xors [n].
 
     A multilinear hash modulo 2^64, finished by the mixer of MurmurHash3 so that all bits are good.
     """

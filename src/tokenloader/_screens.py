@@ -168,8 +168,8 @@ def _histogram(lengths: Sequence[int], blocks: str) -> list[str]:
     first = next(i for i, count in enumerate(lengths) if count)
     most = max(lengths)
     return [
-        f"{1 << i:>13,} - {(2 << i) - 1:<13,} {blocks * max(bool(count), round(_BAR * count / most)):<{_BAR}}"
-        f" {count:>11,}"
+        f"{1 << i:>13,} - {(2 << i) - 1:<13,} "
+        f"{blocks * max(bool(count), round(_BAR * count / most)):<{_BAR}} {count:>11,}"
         for i, count in list(enumerate(lengths))[first:]
     ]
 

@@ -1,9 +1,10 @@
 """Suspicion: whether tokens look as if they were read in the wrong byte order or width.
 
 Ids of text are Zipf-distributed, and tokenizers number frequent tokens low (bytes first, then merges by
-frequency). So the bytes of an id say the less the higher their place: in FineWeb-like text in GPT-2 ids the
-low byte has 7.3 bits of entropy and the high byte 5.9. Read in the wrong byte order, or from an odd
-offset, it is the other way round. The tests, on a sample of at least MIN_TOKENS tokens:
+frequency). So the bytes of an id say the less the higher their place: in Python source in the 16,000 ids of
+a tokenizer trained on it, the low byte has 7.3 bits of entropy and the high byte 3.7. Read in the wrong
+byte order, or from an odd offset, it is the other way round. The tests, on a sample of at least
+MIN_TOKENS tokens:
 
 - byte order: a byte of the id has over half a bit more entropy than the byte below it, and the bytes
   turned round do not.
@@ -17,6 +18,7 @@ Uniformly random ids, which have no order of frequency, raise none of these.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -65,11 +67,11 @@ def _bytes(ids: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _entropy_bits(shares: NDArray[np.float64]) -> float:
     there = shares[shares > 0]
-    return float(-(there * np.log2(there)).sum())
+    return abs(float((there * np.log2(there)).sum()))
 
 
 def _rises(bits: list[float]) -> bool:
-    return any(above > below + _MARGIN_BITS for below, above in zip(bits, bits[1:], strict=False))
+    return any(above > below + _MARGIN_BITS for below, above in pairwise(bits))
 
 
 def _halves_alike(planes: list[NDArray[np.float64]]) -> bool:

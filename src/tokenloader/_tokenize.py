@@ -1,7 +1,8 @@
 """Tokenizing: text files to a token file, an end-of-text id after each document.
 
-The Rust library `tokenizers` encodes many documents at once on all cores, while a thread reads the next ones.
-The order of the tokens is that of the files and of the documents in them, whatever the number of cores.
+The Rust library `tokenizers` encodes many documents at once on all cores, while a thread reads the
+next ones. The order of the tokens is that of the files and of the documents in them, whatever the
+number of cores.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def main() -> None:
         sys.exit(_USAGE)
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        _fail(error.format_message(), f"; see {where} --help" if where else "")
+        message = error.format_message().rstrip(".")
+        _fail(message, f"; see {where} --help" if where else "")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:
