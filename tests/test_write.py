@@ -200,7 +200,7 @@ def test_a_directory_a_pipe_or_no_directory_are_refused(tmp_path):
         write_tokens(tmp_path, np.arange(5))
     with pytest.raises(OSError, match="pipe is not a regular file; tokens are written to a file"):
         write_tokens(tmp_path / "pipe", np.arange(5))
-    with pytest.raises(FileNotFoundError, match="its directory .*none does not exist; make it"):
+    with pytest.raises(FileNotFoundError, match=r"its directory .*none does not exist; make it"):
         write_tokens(tmp_path / "none" / "t.safetensors", np.arange(5))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,11 +55,13 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         elif path.suffix.lower() == ".zst":
             arrow = import_extra("pyarrow", f"{path}: unpacking zstd")
             with arrow.input_stream(str(path), compression="zstd") as file:
-                yield file
+                yield io.BufferedReader(file)  # which adds lines
         else:
             with path.open("rb") as file:
                 yield file
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's, and not of what is in the file
         raise ValueError(f"{path}: cannot be unpacked ({error}); is it complete?") from error
 
 

@@ -27,7 +27,7 @@ _POSITIVE = click.IntRange(min=1)
 def main() -> None:
     """Runs the command line of this process, and exits with its status."""
     try:
-        sys.exit(commands.main(standalone_mode=False))
+        sys.exit(commands.main(prog_name="tokenloader", standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(_USAGE)
@@ -37,7 +37,7 @@ def main() -> None:
         _fail(message, f"; see {where} --help" if where else "")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(_INTERRUPTED)
-    except BrokenPipeError:
+    except _PipeClosedError:
         # What is left in the buffer would be written, and fail, once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_BROKEN_PIPE)
@@ -88,8 +88,16 @@ def _on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def _print(values: dict[str, Any]) -> None:
-    click.echo(json.dumps(values, indent=2))
+class _PipeClosedError(Exception):
+    """Who read our output has left. BrokenPipeError itself click would end with status 1."""
+
+
+def _print(output: str | dict[str, Any]) -> None:
+    """A screen, or values as JSON."""
+    try:
+        click.echo(output if isinstance(output, str) else json.dumps(output, indent=2))
+    except BrokenPipeError:
+        raise _PipeClosedError from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
@@ -145,7 +153,7 @@ def info(
     if as_json:
         _print(asdict(found) | ({"devices": [asdict(one) for one in where]} if where else {}))
     else:
-        click.echo(info_screen(found, where))
+        _print(info_screen(found, where))
 
 
 @commands.command()
@@ -196,7 +204,7 @@ def check(
         _print(asdict(report) | {"longest_runs": [one._asdict() for one in report.longest_runs]})
     else:
         encoding = (sys.stdout.encoding or "").lower()
-        click.echo(check_screen(report, "█" if encoding.startswith("utf") else "#"))
+        _print(check_screen(report, "█" if encoding.startswith("utf") else "#"))
     if report.problems:
         sys.exit(_WRONG)
 
@@ -242,7 +250,7 @@ def bench(
     if as_json:
         _print(asdict(measured))
     else:
-        click.echo(bench_screen(measured))
+        _print(bench_screen(measured))
 
 
 @commands.command()
@@ -296,7 +304,7 @@ def convert(
             force=force,
             progress=_on_terminal(),
         )
-        click.echo(f"{target}: {len(tokens):,} tokens, {size(num_bytes)}, {chosen}")
+        _print(f"{target}: {len(tokens):,} tokens, {size(num_bytes)}, {chosen}")
 
 
 @commands.command()
@@ -356,4 +364,4 @@ def tokenize(
     if as_json:
         _print(asdict(done))
     else:
-        click.echo(tokenized_screen(done, str(out)))
+        _print(tokenized_screen(done, str(out)))
