@@ -154,7 +154,8 @@ def _runs(report: Report) -> str:
 def _repeats(repeats: Repeats, what: str) -> str:
     if not repeats.documents:
         return f"none {what}"
-    return f"{repeats.documents:,} documents {what}, {repeats.tokens:,} tokens"
+    documents = "document" if repeats.documents == 1 else "documents"
+    return f"{repeats.documents:,} {documents} {what}, {repeats.tokens:,} tokens"
 
 
 def _examples(repeats: Repeats) -> Iterable[str]:
