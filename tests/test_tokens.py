@@ -68,6 +68,30 @@ def write_raw(path, tokens):
     return path
 
 
+def write_llm_c(path, tokens):
+    magic, version = {2: (20240520, 1), 4: (20240801, 7)}[tokens.itemsize]
+    path.write_bytes(
+        struct.pack("<256i", magic, version, len(tokens), *[0] * 253) + tokens.tobytes()
+    )
+    return path
+
+
+def write_megatron(path, tokens):
+    """One sequence, which is one document."""
+    code = {"uint8": 1, "int32": 4, "int64": 5, "uint16": 8}[tokens.dtype.name]
+    counts = struct.pack("<QBQQ", 1, code, 1, 2)
+    sequences = struct.pack("<iqqq", len(tokens), 0, 0, 1)
+    path.with_suffix(".idx").write_bytes(b"MMIDIDX\0\0" + counts + sequences)
+    return write_raw(path.with_suffix(".bin"), tokens)
+
+
+def write_datatrove(path, tokens):
+    """Documents of 100 tokens, the last as long as it comes."""
+    ends = np.append(np.arange(100, len(tokens), 100), len(tokens))
+    write_raw(path.with_name(path.name + ".index"), ends.astype("<u8"))
+    return write_raw(path, tokens)
+
+
 def aligned(folder, tokens):
     return write_safetensors(folder / "t.safetensors", tokens), {}
 
@@ -82,6 +106,40 @@ def npy(folder, tokens):
 
 def raw(folder, tokens):
     return write_raw(folder / "t.bin", tokens), {"dtype": tokens.dtype.name}
+
+
+def llm_c(folder, tokens):
+    return write_llm_c(folder / "t.bin", tokens), {}
+
+
+def megatron(folder, tokens):
+    return write_megatron(folder / "t.bin", tokens), {}
+
+
+def datatrove(folder, tokens):
+    return write_datatrove(folder / "t.ds", tokens), {}
+
+
+def in_a_directory(folder, tokens):
+    for i, piece in enumerate(np.split(tokens, CUTS), start=8):  # 8 to 13: 8 and 9 are first
+        write_safetensors(folder / f"shard_{i}.safetensors", piece)
+    return folder, {}
+
+
+def by_a_pattern(folder, tokens):
+    for i, piece in enumerate(np.split(tokens, CUTS), start=8):
+        write_raw(folder / f"shard_{i}", piece)
+    return folder / "shard_*", {"dtype": tokens.dtype}
+
+
+def mixed(folder, tokens):
+    """A path, an array, an open TokenArray of two files, a directory."""
+    pieces = np.split(tokens, CUTS)
+    (folder / "rest").mkdir()
+    for i, piece in enumerate(pieces[4:]):
+        write_npy(folder / f"rest/{i}.npy", piece)
+    opened = open_tokens([write_npy(folder / str(i), pieces[i]) for i in (2, 3)])
+    return [write_safetensors(folder / "0", pieces[0]), pieces[1], opened, folder / "rest"], {}
 
 
 def sharded(folder, tokens):
@@ -115,7 +173,12 @@ def array_read_only(folder, tokens):
     return np.frombuffer(tokens.tobytes(), tokens.dtype), {}
 
 
-FILES = aligned, at_odd_offset, npy, raw, sharded, sharded_raw
+FILES = aligned, at_odd_offset, npy, raw, sharded, sharded_raw, in_a_directory, by_a_pattern
+SOME_DTYPES = {  # what has no name for the others
+    llm_c: ("uint16", "uint32"),
+    megatron: ("uint8", "uint16", "int32", "int64"),
+    datatrove: ("uint16", "uint32"),
+}
 ARRAYS = array, array_with_gaps, array_backwards, array_mapped, array_read_only
 CASES = [
     *(
@@ -124,6 +187,13 @@ CASES = [
         for residency in ("mmap", "ram")
         for dtype in DTYPES
     ),
+    *(
+        (make, residency, dtype)
+        for make, dtypes in SOME_DTYPES.items()
+        for residency in ("mmap", "ram", "filling")
+        for dtype in dtypes
+    ),
+    *((mixed, "mmap", dtype) for dtype in DTYPES),
     *((make, "ram", dtype) for make in ARRAYS for dtype in ("uint16", "int64")),
     # Windows come from the mapped files until the reading has ended, which here it never does.
     *((make, "filling", dtype) for make in FILES for dtype in ("uint16", "int32")),
@@ -541,7 +611,7 @@ def test_equal_tokens_have_one_fingerprint_however_they_are_held(tmp_path):
     ]
     opened.append(open_tokens(halves, dtype="uint16"))
     fingerprints = {tokens.fingerprint() for tokens in opened}
-    assert len(opened) == 15
+    assert len(opened) == 19
     assert len(fingerprints) == 1
     assert re.fullmatch(r"uint16:70000:[0-9a-f]{16}", fingerprints.pop())
 

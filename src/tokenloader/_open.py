@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, get_args
 
@@ -81,30 +82,30 @@ def open_tokens(
                 f"{_name(part)} holds {part.dtype} tokens and {_name(parts[0])} {parts[0].dtype}; the "
                 f"parts of one token axis must have one dtype, so convert one of them"
             )
-    at = [i for i, part in enumerate(parts) if isinstance(part, Extent)]
-    return _joined(parts, at if residency == "ram" else [])
+    return _joined(parts, residency)
 
 
-def _joined(parts: Sequence[_Part], into_ram: Sequence[int]) -> TokenArray:
-    """One axis of all parts, of which those numbered into_ram, extents, are to be read into RAM."""
-    to_read = [part for i in into_ram if isinstance(part := parts[i], Extent)]
-    if to_read:
-        check_it_fits(to_read)
+def _joined(parts: Sequence[_Part], residency: Residency) -> TokenArray:
+    """One axis of all parts."""
+    on_disk = [part for part in parts if isinstance(part, Extent)]
     # One opening serves the mapping and the reading into RAM: meanwhile a path may name another file.
-    files = dict(zip(into_ram, map(open_file, to_read), strict=True))
+    files: list[FileIO] = []
+    if on_disk and residency == "ram":
+        check_it_fits(on_disk)
+        files = [open_file(part) for part in on_disk]
+    opened = iter(files)
     arrays: list[NDArray[Any]] = []
     extents: list[Extent | None] = []
-    into_ram_at: list[int] = []
+    into_ram: list[int] = []  # numbers of arrays
     indexed: list[Sequence[Extent]] = []
-    mapped = False
-    for i, part in enumerate(parts):
+    mapped = bool(on_disk) and not files
+    for part in parts:
         if isinstance(part, Extent):
-            if i in files:
-                into_ram_at.append(len(arrays))
-            arrays.append(map_read_only(part, files.get(i)))
+            if files:
+                into_ram.append(len(arrays))
+            arrays.append(map_read_only(part, next(opened, None)))
             extents.append(part)
             indexed.append([part] if part.index_path else [])
-            mapped |= i not in files
         elif isinstance(part, TokenArray):
             part.wait_until_loaded()
             held = part._hold()
@@ -125,7 +126,7 @@ def _joined(parts: Sequence[_Part], into_ram: Sequence[int]) -> TokenArray:
         indexed=[extent for of in indexed for extent in of] if all(indexed) else [],
     )
     if files:
-        tokens._fill_ram(into_ram_at, list(files.values()))
+        tokens._fill_ram(into_ram, files)
     return tokens
 
 
@@ -166,11 +167,12 @@ def _parts(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) -
             path = _local_path(one)
             paths.add(path)
             parts += locate_shards(path, key=key, dtype=dtype)
-    for part in parts:
+    for path in paths:
         # As sorted(glob("*")) of a directory gives them.
-        if isinstance(part, Extent) and part.index_path in paths and part.path in paths:
+        index_path = path.with_suffix(".idx") if path.suffix == ".bin" else None
+        if index_path in paths:
             raise ValueError(
-                f"source has both {part.path} and {part.index_path}, which are one data set; name one"
+                f"source has both {path} and {index_path}, which are one data set; name one"
             )
     if dtype is not None and not paths:
         raise ValueError(
@@ -200,4 +202,6 @@ def _name(part: _Part) -> str:
 
 def _local_path(source: str | os.PathLike[str]) -> Path:
     address = os.fspath(source)
+    if not address:  # which a Path takes for the current directory
+        raise ValueError("source is an empty path; name the token file")
     return download(address) if is_hub_address(address) else Path(address)

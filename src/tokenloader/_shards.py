@@ -15,7 +15,7 @@ from pathlib import Path
 
 from numpy.typing import DTypeLike
 
-from tokenloader._extent import Extent, look_at
+from tokenloader._extent import Extent, look_at, token_dtype
 from tokenloader._formats import UnknownFormatError, locate
 from tokenloader._safetensors import listed, read_index, read_tensors
 
@@ -48,7 +48,7 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
         return [locate(shard, key=key, dtype=dtype) for shard in shards]
     else:
         files = _files_matching(str(path))
-    _refuse_held_out_with_others(path, files)
+    _refuse_held_out_with_others(path, files, dtype)
     return _of_one_format(path, files, key, dtype)
 
 
@@ -85,32 +85,28 @@ def _files_matching(pattern: str) -> list[Path]:
 
 
 def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[Path]:
-    """The files that hold the tensor `key`, of those that belong to an index.
+    """The files that hold the tensor `key`.
 
-    An index names one file for a tensor. Where tokens are a tensor of the same name in every shard it can
-    but name the last; so all files of its NAME-00001-of-00004.safetensors are asked.
+    An index names one file for a tensor. Where every shard has a tensor of the same name it can but name
+    the last; so all files of its set NAME-00001-of-00004.safetensors are asked.
     """
     if key not in weight_map:
         raise ValueError(
             f"{path}: the index has no tensor {key!r}; there are: {listed(list(weight_map))}. Pass key="
         )
-    named = [path.parent / name for name in sorted(set(weight_map.values()))]
-    sets = {_numbered_set(file) for file in named} - {None}
-    numbered = [file for file in path.parent.iterdir() if _numbered_set(file) in sets]
-    files = sorted({*named, *numbered}, key=_natural)
-    for file in named:
-        if not file.exists():
-            raise FileNotFoundError(
-                f"{file}: no such file, and {path.name} names it; is the download complete?"
-            )
+    named = path.parent / weight_map[key]
+    if not named.exists():
+        raise FileNotFoundError(
+            f"{named}: no such file, and {path.name} says that the tensor {key!r} is in it; is the "
+            f"download complete?"
+        )
+    one_set = _numbered_set(named)
+    if one_set is None:
+        return [named]
+    files = [file for file in named.parent.iterdir() if _numbered_set(file) == one_set]
     _refuse_missing(path, files)
     shards = [file for file in files if any(tensor.name == key for tensor in read_tensors(file))]
-    if not shards:
-        raise ValueError(
-            f"{path}: says that {weight_map[key]} has the tensor {key!r}, and none of its "
-            f"{len(files)} files does; write the index again"
-        )
-    return shards
+    return sorted(shards or [named], key=_natural)
 
 
 def _of_one_format(
@@ -135,12 +131,14 @@ def _of_one_format(
         seen = "; ".join(f"{format}: {_sample(files)}" for format, files in of_format.items())
         raise ValueError(
             f"{source}: has files of several formats ({seen}); open those that belong together: "
-            f"{_calls(of_format.values())}"
+            f"{_calls(of_format.values(), dtype)}"
         )
     return extents
 
 
-def _refuse_held_out_with_others(source: Path, files: Sequence[Path]) -> None:
+def _refuse_held_out_with_others(
+    source: Path, files: Sequence[Path], dtype: DTypeLike | None
+) -> None:
     common = os.path.commonpath([file.parent for file in files])
     held_out: list[Path] = []
     others: list[Path] = []
@@ -148,9 +146,10 @@ def _refuse_held_out_with_others(source: Path, files: Sequence[Path]) -> None:
         words = re.split("[^a-z]+", os.path.relpath(file, common).lower())
         (others if _HELD_OUT.isdisjoint(words) else held_out).append(file)
     if held_out and others:
+        calls = _calls([others, held_out], dtype)
         raise ValueError(
             f"{source}: has files that by their names are held out for evaluation ({_sample(held_out)}) "
-            f"and others ({_sample(others)}); open the one or the other: {_calls([others, held_out])}"
+            f"and others ({_sample(others)}); open the one or the other: {calls}"
         )
 
 
@@ -175,7 +174,8 @@ def _numbered_set(file: Path) -> tuple[Path, str, int, str] | None:
 
 def _natural(path: Path) -> tuple[list[list[str | int]], str]:
     """Names as text, number, text, ...: [part of the path][odd places are numbers]; equal ones by name."""
-    split = [re.split("([0-9]+)", part) for part in path.parts]
+    # The stem, so that train.bin comes before train2.bin.
+    split = [re.split("([0-9]+)", part) for part in (*path.parent.parts, path.stem)]
     return [[int(s) if i % 2 else s for i, s in enumerate(part)] for part in split], str(path)
 
 
@@ -183,12 +183,15 @@ def _sample(files: Sequence[Path]) -> str:
     return files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
-def _calls(groups: Iterable[Sequence[Path]]) -> str:
+def _calls(groups: Iterable[Sequence[Path]], dtype: DTypeLike | None) -> str:
     """A call for each group of files: the pattern of their names, or several."""
     calls = []
+    last = "" if dtype is None else f", dtype={token_dtype(dtype, 'dtype=').name!r}"
     for files in groups:
         patterns = list(dict.fromkeys(_pattern(file) for file in files))
-        calls.append(f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r})")
+        calls.append(
+            f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r}{last})"
+        )
     return " or ".join(calls)
 
 

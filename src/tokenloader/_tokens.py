@@ -60,8 +60,8 @@ class TokenArray:
         *,
         name: str,
         residency: Residency,
-        extents: Sequence[Extent | None],  # that each array is mapped from; None if it is in RAM
-        indexed: Sequence[Extent],  # with a document index each, over the whole axis; or none
+        extents: Sequence[Extent | None] = (),  # of each array, None if it is in RAM; () if all are
+        indexed: Sequence[Extent] = (),  # with a document index each, over the whole axis
     ) -> None:
         pieces = Pieces(arrays)
         self.dtype: np.dtype[Any] = pieces.dtype
@@ -70,7 +70,7 @@ class TokenArray:
         self.nbytes: int = self._num_tokens * self.dtype.itemsize
         self._name = name
         self._indexed = indexed
-        self._held: _Held | None = _Held(pieces, extents, any(extents))
+        self._held: _Held | None = _Held(pieces, extents or [None] * len(arrays), any(extents))
         self._closed = False
         self._fingerprint: str | None = None
         self._documents: NDArray[np.int64] | None = None
@@ -305,8 +305,12 @@ def _fault_in(held: _Held, starts: ArrayLike, length: int) -> None:
     except FaultError as error:
         piece, first = held.pieces.piece_at(error.address, PAGE)
         extent = held.extents[piece]
-        if extent is None:  # an np.memmap that was given as an array
-            raise
+        if extent is None:
+            raise OSError(
+                errno.EIO,
+                f"an array that was given as tokens cannot be read ({error}); is it mapped from a file "
+                f"that was truncated?",
+            ) from error
         offset = max(extent.offset_bytes, extent.offset_bytes + error.address - first)
         raise _lost(extent, offset, error) from error
     # The system cannot tell: see whether the files still have their size. What they lose between
