@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +63,13 @@ def test_a_file_that_exists_is_replaced_only_by_force(tmp_path, tokens):
     assert target.read_bytes() == b"precious"
     convert(tokens, target, format="npy", force=True)
     np.testing.assert_array_equal(np.load(target), IDS)
+
+
+def test_a_pipe_or_a_device_is_refused_before_the_disk_is_looked_at(tmp_path, tokens):
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(OSError, match=re.escape(f"{target} is not a regular file")):
+            convert(tokens, target, format="raw", force=True)
 
 
 @pytest.mark.parametrize("link", ["same", "hard link", "symbolic link"])

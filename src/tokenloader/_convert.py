@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from tokenloader._info import extents_of
 from tokenloader._tokens import TokenArray
-from tokenloader._write import Format, blocks, check_format, header, write_file
+from tokenloader._write import Format, blocks, check_format, check_place, header, write_file
 
 _OF_SUFFIX: dict[str, Format] = {".safetensors": "safetensors", ".npy": "npy"}
 
@@ -66,12 +66,13 @@ def convert(
 
 
 def check_target(path: Path, *, force: bool, read: Iterable[Path]) -> None:
-    """Raises FileExistsError or ValueError if path must not be written, read being what is read."""
+    """Raises OSError or ValueError if path must not be written, read being what is read."""
+    check_place(path)
     if path.exists():
         for one in read:
             if one.exists() and os.path.samefile(one, path):
                 raise ValueError(f"{path} is the file that is read ({one}); write another")
-        if path.is_file() and not force:
+        if not force:
             raise FileExistsError(
                 f"{path} exists ({path.stat().st_size:,} bytes); --force replaces it"
             )

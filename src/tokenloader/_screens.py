@@ -61,7 +61,8 @@ def check_screen(report: Report, blocks: str = "█") -> str:
     lines += _row("ids", f"{report.lowest_id:,} to {report.highest_id:,}")
     if report.num_end_of_text:
         rate = report.num_tokens / report.num_end_of_text
-        count = f"{report.num_end_of_text:,} times, one in {rate:,.1f} tokens"
+        times = "time" if report.num_end_of_text == 1 else "times"
+        count = f"{report.num_end_of_text:,} {times}, one in {rate:,.1f} tokens"
         lines += _row("end of text", f"id {report.end_of_text}, {count}")
         empty = f", and {report.num_empty:,} empty" if report.num_empty else ""
         lines += _row("documents", f"{report.num_documents:,}{empty}")

@@ -177,13 +177,18 @@ def header(format: Format, dtype: np.dtype[Any], num_tokens: int) -> bytes:
     return b""
 
 
-@contextmanager
-def atomic_file(path: Path) -> Iterator[io.FileIO]:
-    """A file to write, which takes the name `path` when the block ends, and is gone when it fails."""
-    path = Path(os.path.realpath(path))  # through links: a link's target is replaced, not the link
+def check_place(path: Path) -> None:
+    """Raises OSError if something is at path that is no file: a directory, a pipe, a device."""
     if path.exists() and not path.is_file():
         kind = "a directory" if path.is_dir() else "not a regular file"
         raise OSError(f"{path} is {kind}; tokens are written to a file, whose header comes last")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[io.FileIO]:
+    """A file to write, which takes the name `path` when the block ends, and is gone when it fails."""
+    check_place(path)
+    path = Path(os.path.realpath(path))  # through links: a link's target is replaced, not the link
     temporary = path.parent / f".tokenloader-{secrets.token_hex(8)}.tmp"
     try:
         file = open(temporary, "xb", buffering=0)  # noqa: SIM115 (closed below, before the rename)
