@@ -44,12 +44,16 @@ ROOMS = [
     "_check",
     "_text",
     "_tokenize",
+    "_mixture",
+    "_windows",
     "_batch",
     "_transform",
     "_transfer",
     "_prefetch",
     "_pipeline",
+    "_history",
     "_state",
+    "_replay",
     "_loader",
     "_devices",
     "_bench",
@@ -114,7 +118,8 @@ def test_tokens_and_plans_need_neither_jax_nor_the_hub(tmp_path):
         dir(tl), tl.__all__, tl.__version__
         tokens = tl.open_tokens({str(tmp_path / "a.bin")!r}, dtype="uint16")
         tokens.fingerprint(), tokens[3:5], tokens.gather([1, 2], 5)
-        for plan in tl.RandomWindows(0), tl.ShuffledEpochs(0), tl.SequentialWindows():
+        mixture = tl.Mixture({{range(0, 50): 1, range(50, 100): 2}}, tl.RandomWindows(0))
+        for plan in tl.RandomWindows(0), tl.ShuffledEpochs(0), tl.SequentialWindows(), mixture:
             plan.starts([0, 1], num_tokens=100, seq_len=9)
         tokens.close()
         print(sorted({{"jax", "jaxlib", "huggingface_hub"}} & sys.modules.keys()))
@@ -208,7 +213,7 @@ def test_the_examples_in_docstrings_are_true(room):
     module = module_of(room)
     failed, _ = doctest.testmod(
         module,
-        extraglobs={"tl": tl, "np": np, "jnp": jnp},
+        extraglobs={**vars(tl), "tl": tl, "np": np, "jnp": jnp},
         optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
     )
     assert failed == 0

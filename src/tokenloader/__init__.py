@@ -13,9 +13,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tokenloader._mixture import Mixture
 from tokenloader._open import open_tokens
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
 from tokenloader._tokens import TokenArray
+from tokenloader._windows import Windows
 from tokenloader._write import write_tokens
 
 if TYPE_CHECKING:
@@ -27,12 +29,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "LoaderStats",
+    "Mixture",
     "Plan",
     "RandomWindows",
     "SequentialWindows",
     "ShuffledEpochs",
     "TokenArray",
     "TokenLoader",
+    "Windows",
     "next_token",
     "open_tokens",
     "packed_documents",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,10 +23,18 @@ from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 from tokenloader._batch import next_token
+from tokenloader._history import History, samples_at
 from tokenloader._pipeline import Block, Counters, plan_steps, produce
-from tokenloader._plans import Plan, ShuffledEpochs, check_one_window_fits
+from tokenloader._plans import (
+    Plan,
+    ShuffledEpochs,
+    check_is_plan,
+    check_one_window_fits,
+    end_sample,
+    plan_name,
+)
 from tokenloader._prefetch import Prefetcher
-from tokenloader._state import LoaderState, check_same_run, from_dict
+from tokenloader._state import LoaderState, differences, from_dict
 from tokenloader._tokens import TokenArray
 from tokenloader._transfer import mesh_of, resolve_sharding
 from tokenloader._transform import jitted
@@ -105,11 +114,7 @@ class TokenLoader:
             raise TypeError(
                 f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
             )
-        if isinstance(plan, type) or not callable(getattr(plan, "starts", None)):
-            raise TypeError(
-                f"plan is {plan!r}; needed is an instance of a plan, with a starts method, for "
-                f"example ShuffledEpochs(seed=0)"
-            )
+        check_is_plan(plan)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform is of type {type(transform).__name__}; it must be callable")
         self.tokens = tokens
@@ -121,7 +126,7 @@ class TokenLoader:
         self.sharding = resolve_sharding(sharding, self.batch_size)
         self._mesh = mesh_of(self.sharding)
         self._hides_targets = hasattr(plan, "new_targets")
-        self._end = self._end_sample()
+        self._end = end_sample(plan, len(tokens), self.seq_len, self.batch_size)
         self.transform = transform
         self._make_batch = None if transform is None else jitted(transform, self._hides_targets)
 
@@ -131,11 +136,11 @@ class TokenLoader:
         self._closed = False
         self._finished = False
         self._step = self._sample = 0  # of the next batch to hand out
-        self._seek(_Origin(0, 0, self.batch_size, 0))
+        self._seek(0, History(((0, self.batch_size),)))
 
     def __iter__(self) -> Self:
         if self._finished:
-            self._seek(_Origin(0, 0, self.batch_size, 0))
+            self._seek(0, History(((0, self.batch_size),)))
         return self
 
     def __next__(self) -> Any:
@@ -176,10 +181,14 @@ class TokenLoader:
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
         with the batch after it. What has been prefetched does not count.
+
+        In an Orbax checkpoint it is an item of its own, `ocp.args.JsonSave(loader.get_state())`. Code
+        for get_state and set_state of Grain's iterators takes a loader as it is, except
+        grain.checkpoint.CheckpointSave, which saves Grain's own iterators only: use JsonSave.
         """
         return self._state().to_dict()
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Moves to the position of a state, of this loader or of one made alike.
 
         batch_size, prefetch, sharding, residency and the split into files may differ: the samples go on
@@ -187,26 +196,43 @@ class TokenLoader:
 
         Args:
             state: from `get_state`.
+            strict: False goes on also where plan, seq_len or data differ, with a UserWarning that lists
+                what does. Step and sample number are kept, and mean what this loader's plan makes of
+                them: it hands out the windows that a run of its own would hand out from there on.
+                starts_at of the steps before tells what such a run would have had, which is not what
+                was trained on: keep the old state to look that up.
 
         Raises:
-            ValueError: plan, seq_len or data differ (each difference is named), or it is no such state.
+            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); or
+                it is no such state, or one of a newer release.
             TypeError: it is not a mapping.
         """
         saved = from_dict(state)
-        check_same_run(saved, self._state())
-        self._seek(_Origin(saved.step, saved.sample, saved.batch_size, saved.since_step))
+        if found := differences(saved, self._state()):
+            lines = "".join(f"\n  {line}" for line in found)
+            if strict:
+                raise ValueError(
+                    f"this state is of another run, and going on would train on other samples:{lines}\n"
+                    f"Open what the state was saved with, or begin anew without set_state; strict=False "
+                    f"goes on all the same"
+                )
+            message = (
+                f"going on from step {saved.step} of another run, as strict=False asks:{lines}"
+            )
+            warnings.warn(message, stacklevel=2)
+        self._seek(saved.step, saved.history.changed(saved.step, self.batch_size))
 
     def starts_at(self, step: int) -> NDArray[np.int64]:
         """Where the windows of batch number `step` begin: int64 [batch_size], for any step, in O(1).
 
-        Step 0 is the first of the run. It reads nothing.
+        Step 0 is the first of the run. Steps before a state that was resumed from have the batch_size
+        they had then. It reads nothing.
 
         Raises:
-            ValueError: step is negative or past the plan's end, or lies before a change of batch_size.
+            ValueError: step is negative or past the plan's end.
         """
-        return self.plan.starts(
-            self._samples_at(step), num_tokens=len(self.tokens), seq_len=self.seq_len
-        )
+        samples = samples_at(step, self._history, plan=self.plan, end=self._end)
+        return self.plan.starts(samples, num_tokens=len(self.tokens), seq_len=self.seq_len)
 
     def batch_at(self, step: int) -> NDArray[Any]:
         """The tokens of batch number `step`, a numpy block [batch_size, seq_len + 1]; see starts_at."""
@@ -236,61 +262,20 @@ class TokenLoader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _end_sample(self) -> int | None:
-        """No batch begins at this sample or later; None for a plan without end."""
-        if not hasattr(self.plan, "num_samples"):
-            return None
-        count: int | None = self.plan.num_samples(num_tokens=len(self.tokens), seq_len=self.seq_len)
-        if count is None or self._hides_targets:
-            return count
-        if count < self.batch_size:
-            raise ValueError(
-                f"{self.plan} ends after {count} windows of these {len(self.tokens):,} tokens, before "
-                f"the first batch of batch_size={self.batch_size} is full; use a smaller batch_size"
-            )
-        return count - self.batch_size + 1
-
-    def _samples_at(self, step: int) -> NDArray[np.int64]:
-        step, origin = operator.index(step), self._origin
-        if step < 0:
-            raise ValueError(f"step {step} is negative; steps are counted from 0")
-        if step < origin.since_step:
-            raise ValueError(
-                f"step {step} lies before step {origin.since_step}, until which batch_size was another, "
-                f"and the state that this run was resumed from does not say which"
-            )
-        # Before the state this run was resumed from, steps were of that state's batch_size.
-        size = origin.batch_size if step < origin.step else self.batch_size
-        first = origin.sample + (step - origin.step) * size
-        if step >= origin.step and self._end is not None and first >= self._end:
-            raise ValueError(f"step {step} is past the end of {self.plan}")
-        return np.arange(first, first + size, dtype=np.int64)
-
     def _state(self) -> LoaderState:
-        if hasattr(self.plan, "sequence_name"):
-            name = self.plan.sequence_name()
-        elif type(self.plan).__repr__ is not object.__repr__:
-            name = repr(self.plan)
-        else:
-            raise TypeError(
-                f"plan {type(self.plan).__name__} has no __repr__ of its own, by which a saved state could "
-                f"tell it from others; give it one, or make it a dataclass"
-            )
-        origin = self._origin
         return LoaderState(
             step=self._step,
             sample=self._sample,
-            batch_size=self.batch_size,
-            since_step=origin.since_step if origin.batch_size == self.batch_size else origin.step,
+            history=self._history,
             seq_len=self.seq_len,
-            plan=name,
+            plan=plan_name(self.plan),
             data=self.tokens.fingerprint(),
         )
 
-    def _seek(self, origin: _Origin) -> None:
+    def _seek(self, step: int, history: History) -> None:
         self._stop_prefetching()
-        self._origin = origin
-        self._step, self._sample = origin.step, origin.sample
+        self._history = history
+        self._step, self._sample = step, history.samples_of(step).start
         self._finished = False
 
     def _take(self) -> Block:
@@ -363,15 +348,6 @@ class _Made(NamedTuple):
 
     sample: int
     batch: Any
-
-
-class _Origin(NamedTuple):
-    """Where the numbering of steps begins: a fresh run, or the state it was resumed from."""
-
-    step: int
-    sample: int
-    batch_size: int  # of the steps before it,
-    since_step: int  # from this one on
 
 
 def _positive(name: str, value: int) -> int:

@@ -69,7 +69,7 @@ class RandomWindows:
     def starts(self, samples: ArrayLike, *, num_tokens: int, seq_len: int) -> NDArray[np.int64]:
         """See `Plan.starts`."""
         num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
-        index = _checked(samples)
+        index = checked_samples(samples)
         bits, _ = random_bits(self.seed, _WINDOWS, index)
         return (bits % np.uint64(num_tokens - seq_len)).astype(np.int64)
 
@@ -128,7 +128,7 @@ class ShuffledEpochs:
     def starts(self, samples: ArrayLike, *, num_tokens: int, seq_len: int) -> NDArray[np.int64]:
         """See `Plan.starts`."""
         num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
-        index = _checked(samples)
+        index = checked_samples(samples)
         n = self.windows_per_epoch(num_tokens=num_tokens, seq_len=seq_len)
         epoch = index // np.uint64(n)
         epochs, which = np.unique(epoch, return_inverse=True)
@@ -180,7 +180,7 @@ class SequentialWindows:
     def starts(self, samples: ArrayLike, *, num_tokens: int, seq_len: int) -> NDArray[np.int64]:
         """See `Plan.starts`. Samples past the end repeat the last window."""
         num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
-        index = _checked(samples).astype(np.int64)
+        index = checked_samples(samples).astype(np.int64)
         last = self.num_samples(num_tokens=num_tokens, seq_len=seq_len) - 1
         starts: NDArray[np.int64] = np.minimum(index, last) * seq_len
         return np.minimum(starts, num_tokens - 1 - seq_len)
@@ -190,10 +190,55 @@ class SequentialWindows:
     ) -> NDArray[np.int64]:
         """How many targets at the end of each window count: int64 [n], 0 for samples past the end."""
         num_tokens, seq_len = check_one_window_fits(num_tokens, seq_len)
-        index = _checked(samples).astype(np.int64)
+        index = checked_samples(samples).astype(np.int64)
         last = self.num_samples(num_tokens=num_tokens, seq_len=seq_len)
         left: NDArray[np.int64] = num_tokens - 1 - np.minimum(index, last) * seq_len
         return left.clip(0, seq_len)
+
+
+def check_is_plan(plan: object) -> None:
+    """TypeError unless it has a plan's method; the class of a plan is none."""
+    if isinstance(plan, type) or not callable(getattr(plan, "starts", None)):
+        raise TypeError(
+            f"plan is {plan!r}; needed is an instance of a plan, with a starts method, for "
+            f"example ShuffledEpochs(seed=0)"
+        )
+
+
+def end_sample(plan: Plan, num_tokens: int, seq_len: int, batch_size: int) -> int | None:
+    """No batch begins with this sample or a later one; None for a plan without end.
+
+    Raises:
+        ValueError: the plan ends before its first full batch.
+    """
+    if not hasattr(plan, "num_samples"):
+        return None
+    count: int | None = plan.num_samples(num_tokens=num_tokens, seq_len=seq_len)
+    if count is None or hasattr(plan, "new_targets"):
+        return count
+    if count < batch_size:
+        raise ValueError(
+            f"{plan} ends after {count} windows of these {num_tokens:,} tokens, before "
+            f"the first batch of batch_size={batch_size} is full; use a smaller batch_size"
+        )
+    return count - batch_size + 1
+
+
+def plan_name(plan: Plan) -> str:
+    """What names a plan in a saved state: all that decides the order of its samples.
+
+    Raises:
+        TypeError: the plan's repr is Python's own, which does not tell it from others.
+    """
+    if hasattr(plan, "sequence_name"):
+        name: str = plan.sequence_name()
+        return name
+    if type(plan).__repr__ is object.__repr__:
+        raise TypeError(
+            f"plan {type(plan).__name__} has no __repr__ of its own, by which a saved state could "
+            f"tell it from others; give it one, or make it a dataclass"
+        )
+    return repr(plan)
 
 
 def check_one_window_fits(num_tokens: int, seq_len: int) -> tuple[int, int]:
@@ -222,7 +267,8 @@ def _check_seed(plan: RandomWindows | ShuffledEpochs) -> None:
     object.__setattr__(plan, "seed", seed)  # a plain int, so that the repr is the same for numpy's
 
 
-def _checked(samples: ArrayLike) -> NDArray[np.uint64]:
+def checked_samples(samples: ArrayLike) -> NDArray[np.uint64]:
+    """Sample numbers as uint64 [n]; TypeError or ValueError unless they are integers of 0 or more."""
     index = np.asarray(samples)
     if not index.size:
         return np.empty(0, np.uint64)

@@ -7,13 +7,16 @@ What decides which tokens a sample is may not: plan, seq_len and data.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
+from tokenloader._history import History
 
 VERSION = 1
+
+_REMEDY = "pass what get_state() returned, whole"
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,7 @@ class LoaderState:
     Args:
         step: batches handed out since the run began, whatever their sizes.
         sample: the next batch begins with this global sample.
-        batch_size: of the run that saved it; to tell what earlier steps were.
-        since_step: the first step of that batch_size in a row up to this one.
+        history: the batch sizes of the steps so far, and of those to come.
         seq_len: inputs in a window.
         plan: the plan's name.
         data: the tokens' fingerprint, "DTYPE:NUM_TOKENS:HASH".
@@ -32,23 +34,28 @@ class LoaderState:
 
     step: int
     sample: int
-    batch_size: int
-    since_step: int
+    history: History
     seq_len: int
     plan: str
     data: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as `get_state` gives it."""
-        return {"version": VERSION, **asdict(self)}
+        """The state as `get_state` gives it: integers, strings, and lists of integers."""
+        fields = asdict(self)
+        del fields["history"]
+        sizes = [list(change) for change in self.history.changes]
+        return {"version": VERSION, **fields, "batch_sizes": sizes}
 
 
 def from_dict(state: Mapping[str, Any]) -> LoaderState:
     """Reads what to_dict wrote.
 
+    Checkpointers may have made tuples or arrays of its lists, and arrays of its integers.
+
     Raises:
         TypeError: it is not a mapping.
-        ValueError: a field is missing or unknown, or the version is a newer one.
+        ValueError: the version is another one, a field is missing, unknown or not as to_dict writes
+            it, or step, sample and batch_sizes contradict each other.
     """
     if not isinstance(state, Mapping):
         raise TypeError(
@@ -61,53 +68,96 @@ def from_dict(state: Mapping[str, Any]) -> LoaderState:
             f"state has version {version}; this tokenloader reads version {VERSION}: "
             f"use the release that saved it, or a newer one"
         )
-    needed = LoaderState.__dataclass_fields__.keys()
+    needed = {"step", "sample", "batch_sizes", "seq_len", "plan", "data"}
     if fields.keys() != needed:
         raise ValueError(
             f"state has the fields {sorted(map(str, fields))}; needed are {sorted(needed)}: "
-            f"pass what get_state() returned, whole"
+            f"{_REMEDY}"
         )
-    for name, value in fields.items():
-        if name in ("plan", "data"):
-            if not isinstance(value, str):
-                raise ValueError(f"state: {name} is {value!r}; needed is a string")
-        else:
-            least = 1 if name in ("batch_size", "seq_len") else 0
-            # Some checkpointers give numpy's integers back.
-            if not isinstance(value, (int, np.integer)) or value < least:
-                raise ValueError(
-                    f"state: {name} is {value!r}; needed is an integer of {least} or more"
-                )
-            fields[name] = int(value)
-    return LoaderState(**fields)
+    for name in ("plan", "data"):
+        if not isinstance(fields[name], str):
+            raise ValueError(f"state: {name} is {fields[name]!r}; needed is a string")
+    read = LoaderState(
+        step=_integer("step", fields["step"], 0),
+        sample=_integer("sample", fields["sample"], 0),
+        history=_history(fields["batch_sizes"]),
+        seq_len=_integer("seq_len", fields["seq_len"], 1),
+        plan=fields["plan"],
+        data=fields["data"],
+    )
+    _check_position(read)
+    return read
 
 
-def check_same_run(saved: LoaderState, here: LoaderState) -> None:
-    """Raises ValueError unless `saved` can go on here; names each difference and what it means."""
-    differences = []
+def differences(saved: LoaderState, here: LoaderState) -> list[str]:
+    """A line for each field in which two runs differ: both values, and what going on would mean."""
+    lines = []
     if saved.plan != here.plan:
-        differences.append(
-            f"plan: saved {saved.plan}, here {here.plan}: the windows come in another order"
+        lines.append(
+            f"plan: saved {saved.plan}, here {here.plan}: the windows come in another order, so some "
+            f"would be trained on a second time, and others not at all"
         )
     if saved.seq_len != here.seq_len:
-        differences.append(
-            f"seq_len: saved {saved.seq_len}, here {here.seq_len}: the windows are cut elsewhere"
+        lines.append(
+            f"seq_len: saved {saved.seq_len}, here {here.seq_len}: the windows are cut elsewhere; the run "
+            f"would go on after {saved.sample * here.seq_len:,} inputs, and has seen "
+            f"{saved.sample * saved.seq_len:,}"
         )
     if saved.data != here.data:
-        differences.append(
-            f"data: saved {saved.data}, here {here.data}: {_what_differs(saved.data, here.data)}"
-        )
-    if differences:
-        raise ValueError(
-            "this state is of another run, and going on would train on other samples, some of them a "
-            "second time:\n  "
-            + "\n  ".join(differences)
-            + "\nOpen what the state was saved with, or "
-            "begin anew without set_state"
-        )
+        lines.append(data_difference(saved.data, here.data))
+    return lines
 
 
-def _what_differs(saved: str, here: str) -> str:
-    names = ("the dtype", "the number of tokens", "the tokens themselves")
+def data_difference(saved: str, here: str) -> str:
+    """The line of `differences` for two fingerprints that are not equal."""
+    names = ("another dtype", "another number of tokens", "other contents")
     parts = zip(names, saved.split(":"), here.split(":"), strict=False)
-    return " and ".join(name for name, a, b in parts if a != b) + " differ"
+    differing = [name for name, a, b in parts if a != b] or [names[2]]
+    if names[1] in differing:
+        effect = "the same sample numbers are windows at other places"
+    else:
+        effect = "the same windows hold other tokens"
+    return f"data: saved {saved}, here {here}: {' and '.join(differing)}, so {effect}"
+
+
+def _history(value: Any) -> History:
+    needed = "needed is a list of [first step, batch_size], from step 0, with rising steps"
+    try:
+        changes = tuple(
+            (operator.index(step), operator.index(batch_size)) for step, batch_size in value
+        )
+    except (TypeError, ValueError):
+        raise ValueError(f"state: batch_sizes is {value!r}; {needed}") from None
+    steps, sizes = [step for step, _ in changes], [size for _, size in changes]
+    rising = steps[:1] == [0] and steps == sorted(set(steps))
+    if not rising or not all(0 < size < 2**63 for size in sizes):
+        raise ValueError(f"state: batch_sizes is {value!r}; {needed}")
+    return History(changes)
+
+
+def _check_position(state: LoaderState) -> None:
+    """Raises ValueError unless step, sample and batch_sizes agree."""
+    sizes = [list(change) for change in state.history.changes]
+    if state.history.last_change > state.step:
+        raise ValueError(
+            f"state: batch_sizes is {sizes}, which goes on to step {state.history.last_change}, and step "
+            f"is {state.step}: {_REMEDY}"
+        )
+    sample = state.history.samples_of(state.step).start
+    if sample != state.sample:
+        raise ValueError(
+            f"state: sample is {state.sample}, and {state.step} steps of batch_sizes {sizes} are "
+            f"{sample} samples: {_REMEDY}"
+        )
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not least <= number < 2**63:
+        raise ValueError(
+            f"state: {name} is {value!r}; needed is an integer of {least} or more, below 2**63"
+        )
+    return number
