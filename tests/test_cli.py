@@ -234,6 +234,59 @@ def test_bench_tells_cold_and_warm(run, monkeypatch):
     assert found["warm"]["tokens_per_second"] > 0
 
 
+# replay
+
+
+@pytest.fixture
+def saved(folder):
+    tokens = tl.open_tokens("train.safetensors")
+    loader = tl.TokenLoader(tokens, 4, 600, plan=tl.ShuffledEpochs(seed=3))
+    next(loader)
+    (folder / "state.json").write_text(json.dumps(loader.get_state()))
+    yield loader
+    loader.close()
+
+
+def test_replay_shows_the_windows_of_a_step(run, saved):
+    status, out, _ = run("replay", "state.json", "train.safetensors", "--step", 7)
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == "step 7: 4 windows"
+    starts = saved.starts_at(7).tolist()
+    assert [line.split() for line in lines[3:]] == [
+        [str(28 + i), f"{start:,}"] for i, start in enumerate(starts)
+    ]
+
+
+def test_replay_in_json_has_documents_and_text(run, saved):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({f"w{i}": i for i in range(END + 1)}, "w0")).save("tokenizer.json")
+    arguments = ("replay", "state.json", "train.safetensors", "--step", 0, "--end-of-text", END)
+    status, out, _ = run(*arguments, "--tokenizer", "tokenizer.json", "--json")
+    found = json.loads(out)
+    assert (status, found["step"]) == (0, 0)
+    for row, start, ids in zip(found["rows"], saved.starts_at(0), saved.batch_at(0), strict=True):
+        assert row["start"] == start
+        assert row["documents"][0][0] == start
+        assert row["documents"][-1][1] == start + 601
+        assert len(row["documents"]) in (2, 3)
+        assert row["text"] == " ".join(f"w{id}" for id in ids)
+    _, out, _ = run(*arguments, "--tokenizer", "tokenizer.json")
+    text = found["rows"][0]["text"]
+    assert out.splitlines()[3].split()[3] == text.split()[0]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_replay_of_what_is_no_state_or_of_other_tokens_is_told(run, saved, folder):
+    (folder / "bad.json").write_text("{")
+    status, _, err = run("replay", "bad.json", "train.npy", "--step", 0)
+    assert (status, "bad.json: not JSON (Expecting property name" in err) == (2, True)
+    np.save("other.npy", np.arange(5000, dtype=np.uint16))
+    status, _, err = run("replay", "state.json", "other.npy", "--step", 0)
+    assert (status, "is not what this state was saved with" in err) == (2, True)
+
+
 # errors
 
 

@@ -6,6 +6,7 @@ memory) is compared with its numbers taken out.
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenloader import cli, write_tokens
+from tokenloader import ShuffledEpochs, TokenLoader, cli, open_tokens, write_tokens
 
 PAGE = Path(__file__).parent.parent / "docs/command-line.md"
 EXAMPLE = re.compile(
@@ -36,6 +37,9 @@ def write_examples():
     ):
         write_tokens(name, (piece for one in part for piece in (one, [50256])))
     np.append(ids, 50_300).astype(np.uint16).byteswap().tofile("swapped.bin")
+    with open_tokens("train.safetensors") as tokens:
+        state = TokenLoader(tokens, 8, 1024, plan=ShuffledEpochs(seed=0)).get_state()
+    Path("state.json").write_text(json.dumps(state))
     texts = [f"This is story number {i}. " * (i % 9 + 1) for i in range(400)]
     Path("stories.txt").write_text("\n<|endoftext|>\n".join(texts))
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # a command's screen needs no other command's room, nor jax
     from tokenloader._bench import Bench, Speed
@@ -12,6 +15,7 @@ if TYPE_CHECKING:  # a command's screen needs no other command's room, nor jax
     from tokenloader._devices import Device
     from tokenloader._documents import Repeats
     from tokenloader._info import Info
+    from tokenloader._replay import Replayed
     from tokenloader._tokenize import Tokenized
 
 _WIDTH = 79
@@ -111,6 +115,51 @@ def tokenized_screen(done: Tokenized, path: str) -> str:
     lines += _row("documents", f"{done.num_documents:,} ({size(done.text_bytes)} of text)")
     lines += _row("tokens", f"{done.num_tokens:,} {done.dtype}, {per_token:.2f} bytes of text each")
     lines += _row("end of text", f"id {done.end_of_text}, after each document")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class ReplayedRow:
+    """A row of a batch.
+
+    Attributes:
+        sample: its number in the run.
+        start: of its window, a token position.
+        documents: [begin, end) of each document's part in it; None: the end-of-text id was not said.
+        text: of the window; None: there was no tokenizer.
+    """
+
+    sample: int
+    start: int
+    documents: list[list[int]] | None
+    text: str | None
+
+
+def replayed_rows(
+    found: Replayed, decode: Callable[[NDArray[Any]], str] | None
+) -> list[ReplayedRow]:
+    """The rows of a step."""
+    return [
+        ReplayedRow(
+            int(found.samples[i]),
+            int(found.starts[i]),
+            None if found.documents is None else found.documents[i].tolist(),
+            None if decode is None else decode(found.tokens[i]),
+        )
+        for i in range(len(found.samples))
+    ]
+
+
+def replay_screen(step: int, rows: Sequence[ReplayedRow]) -> str:
+    """What `tokenloader replay` prints."""
+    lines = [f"step {step:,}: {len(rows):,} windows", ""]
+    lines.append(f"{'sample':>14} {'first token':>16} {'documents':>10}".rstrip())
+    for row in rows:
+        count = "" if row.documents is None else f"{len(row.documents):,}"
+        text = ""
+        if row.text is not None:
+            text = "  " + textwrap.shorten(row.text, 36, placeholder="...")
+        lines.append(f"{row.sample:>14,} {row.start:>16,} {count:>10}{text}".rstrip())
     return "\n".join(lines)
 
 

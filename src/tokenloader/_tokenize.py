@@ -8,7 +8,7 @@ number of cores.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,14 +63,7 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path, end_of_text: str | None = None) -> None:
-        library = import_extra("tokenizers", "tokenizing")
-        text = path.read_text(encoding="utf-8")
-        try:
-            self._tokenizer = library.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises no other kind
-            raise ValueError(
-                f"{path}: no tokenizer.json of the tokenizers library ({error})"
-            ) from None
+        self._tokenizer = _load(path)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
@@ -99,6 +92,24 @@ class Tokenizer:
             if last:
                 ids.append(np.array([self.end_of_text_id], self.dtype))
         return np.concatenate(ids)
+
+
+def decoder(path: Path) -> Callable[[NDArray[Any]], str]:
+    """A function from ids to their text, special tokens included, by a tokenizer.json.
+
+    Raises: as `Tokenizer`.
+    """
+    tokenizer = _load(path)
+    return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+
+def _load(path: Path) -> Any:
+    library = import_extra("tokenizers", "tokenizing")
+    text = path.read_text(encoding="utf-8")
+    try:
+        return library.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no other kind
+        raise ValueError(f"{path}: no tokenizer.json of the tokenizers library ({error})") from None
 
 
 def tokenize(

@@ -365,3 +365,51 @@ def tokenize(
         _print(asdict(done))
     else:
         _print(tokenized_screen(done, str(out)))
+
+
+@commands.command()
+@click.argument("state", metavar="STATE.json", type=click.Path(path_type=Path))
+@_reads_tokens
+@click.option("--step", type=click.IntRange(min=0), required=True, help="The run's first is 0.")
+@click.option("--end-of-text", type=click.IntRange(min=0), help="The id that ends documents.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json, to show text.")
+@_as_json
+def replay(
+    state: Path,
+    sources: Sequence[str],
+    key: str,
+    dtype: str | None,
+    step: int,
+    end_of_text: int | None,
+    tokenizer: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what a step of a run trained on, or will.
+
+    From loader.get_state(), of any step and saved as JSON, and from the tokens that the run trains on:
+    no device, no JAX. With --end-of-text the documents in each window are counted; with --json they are
+    listed, and the text is whole.
+
+    \b
+    Examples:
+      tokenloader replay state.json train.safetensors --step 1200
+      tokenloader replay state.json train.safetensors --step 1200 \\
+          --end-of-text 50256 --tokenizer tokenizer.json
+    """
+    from tokenloader._replay import replay as run
+    from tokenloader._screens import replay_screen, replayed_rows
+    from tokenloader._tokenize import decoder
+
+    try:
+        saved = json.loads(state.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{state}: not JSON ({error}); write json.dumps(loader.get_state())"
+        ) from None
+    decode = decoder(tokenizer) if tokenizer else None
+    with _open(sources, key, dtype) as tokens:
+        rows = replayed_rows(run(saved, tokens, step, end_of_text=end_of_text), decode)
+    if as_json:
+        _print({"step": step, "rows": [asdict(row) for row in rows]})
+    else:
+        _print(replay_screen(step, rows))
