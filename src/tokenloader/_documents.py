@@ -5,7 +5,8 @@ last, and of the exclusive or of all of them, which numpy takes at the speed of 
 documents have equal keys, so only documents whose keys agree need be read a second time, and are
 then compared by a 128-bit BLAKE2b digest of all their tokens. A hash of all tokens in the first
 place would take several times as long as all the rest; near-copies, which agree in most tokens, are
-still told apart. A document costs 20 bytes of memory: 200 MB for ten million.
+still told apart. A document takes 20 bytes of memory, and some 45 while they are sorted: half a
+gigabyte for ten million.
 
 Past MOST_DOCUMENTS, only those whose key divides by 2, then 4, ... are kept. Equal documents are
 kept or dropped together, so that what is found among the kept is a fair sample of what there is.
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from tokenloader._scan import Reader
 from tokenloader._tokens import TokenArray
 
-MOST_DOCUMENTS = 1 << 26  # 1.3 GB of keys, starts and lengths
+MOST_DOCUMENTS = 1 << 25  # 1.5 GB while they are sorted
 _PROBES = 32  # tokens of a document that its key is made of
 _CHUNK = 1 << 20  # documents looked up at a time
 
