@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import numpy as np
+
 from tokenloader._memory import available_bytes
 
 
@@ -32,7 +34,7 @@ def find_devices() -> list[Device]:
     import jax
     from jax.extend.backend import backends
 
-    default = jax.config.values["jax_default_device"] or jax.local_devices()[0]
+    default = next(iter(jax.device_put(np.zeros((), np.int32)).devices()))
     found = []
     for backend, client in backends().items():
         for device in client.local_devices():
