@@ -60,7 +60,7 @@ def test_the_tree_says_of_each_module_what_its_docstring_says_first():
     tree = README[README.index("src/tokenloader/\n") :].split("```")[0]
     listed = dict(re.findall(r"^  (\S+\.py) +(.+)$", tree, re.MULTILINE))
     there = {}
-    for path in (ROOT / "src/tokenloader").glob("_*.py"):
+    for path in (ROOT / "src/tokenloader").glob("*.py"):
         docstring = ast.get_docstring(ast.parse(path.read_text()))
         there[path.name] = docstring.splitlines()[0].removesuffix(".")
     assert listed == there

@@ -34,6 +34,16 @@ ROOMS = [
     "_tokens",
     "_open",
     "_plans",
+    "_write",
+    "_info",
+    "_convert",
+    "_scan",
+    "_documents",
+    "_runs",
+    "_suspicion",
+    "_check",
+    "_text",
+    "_tokenize",
     "_mixture",
     "_windows",
     "_placement",
@@ -48,6 +58,11 @@ ROOMS = [
     "_state",
     "_replay",
     "_loader",
+    "_devices",
+    "_bench",
+    "_screens",
+    "cli",
+    "__main__",
     "__init__",
 ]
 JAX_ROOMS = {
@@ -59,6 +74,8 @@ JAX_ROOMS = {
     "_transfer",
     "_pipeline",
     "_loader",
+    "_devices",
+    "_bench",
 }
 
 

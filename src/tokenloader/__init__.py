@@ -18,6 +18,7 @@ from tokenloader._open import open_tokens
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
 from tokenloader._tokens import TokenArray
 from tokenloader._windows import Windows
+from tokenloader._write import write_tokens
 
 if TYPE_CHECKING:
     from tokenloader._batch import Batch, next_token, packed_documents
@@ -39,6 +40,7 @@ __all__ = [
     "next_token",
     "open_tokens",
     "packed_documents",
+    "write_tokens",
 ]
 
 _NEED_JAX = {

@@ -3,7 +3,7 @@
 - `start_reading`: read these ranges into the page cache, do not wait (MADV_WILLNEED).
 - `fault_in`: make these ranges readable now. Where the file was truncated or its disk fails, that is
   an error here; touching the memory would kill the process with SIGBUS (MADV_POPULATE_READ).
-- `is_cached`: whether a page is in the page cache (mincore).
+- `is_cached`, `num_cached`: whether a page is in the page cache, and how many of many are (mincore).
 
 One call of process_madvise serves up to 1,024 ranges. On itself a process may give any advice with it
 from Linux 6.13 on; before, madvise is called range by range, 1 us each. MADV_POPULATE_READ needs
@@ -33,6 +33,7 @@ _SYS_PROCESS_MADVISE = 440  # on every Linux architecture but alpha
 _MAX_RANGES = 1024  # IOV_MAX
 _READ_AHEAD_BYTES = 128 << 10  # Linux reads at most one read-ahead window a range; the common size
 _LINUX = sys.platform == "linux"
+CACHE_IS_TOLD = _LINUX
 
 Ranges = NDArray[np.uint64]  # [n, 2]: address of a page, length in bytes
 
@@ -87,6 +88,15 @@ def is_cached(address: int) -> bool:
     found = ctypes.c_ubyte(1)
     _libc().mincore(address & ~(PAGE - 1), PAGE, ctypes.byref(found))
     return bool(found.value & 1)
+
+
+def num_cached(address: int, num_pages: int) -> int:
+    """How many of the mapped pages from an address on are in the page cache, where CACHE_IS_TOLD."""
+    found = np.empty(num_pages, np.uint8)
+    if _libc().mincore(address, num_pages * PAGE, found.ctypes.data):
+        code = ctypes.get_errno()
+        raise OSError(code, f"mincore: {os.strerror(code)}")
+    return int(np.count_nonzero(found & 1))
 
 
 def _merge(ranges: Ranges) -> Ranges:

@@ -1,0 +1,355 @@
+"""Checking: whether the tokens of a file are what a training run takes them for.
+
+One pass over all tokens (`_scan`), a small sample before it to see how they are stored, and a
+second look at those documents only that may be there twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from tokenloader._documents import (
+    Documents,
+    Keys,
+    Repeats,
+    duplicates,
+    join,
+    keys_of,
+    probes,
+    shared,
+)
+from tokenloader._runs import Run, Runs, runs_in
+from tokenloader._scan import scan
+from tokenloader._suspicion import suspicion
+from tokenloader._tokens import TokenArray
+
+# Of tokenizers whose end-of-text id can hardly be another's common token: GPT-2, one past it (a wrong id
+# that is met), cl100k, Llama 3, Qwen, o200k. Others (0 in Pythia, 2 in Llama 2) are for the caller to say.
+KNOWN_END_OF_TEXT = (50256, 50257, 100257, 128001, 151643, 199999)
+
+_SAMPLE_PIECES, _SAMPLE_TOKENS = 64, 1 << 14
+_HOLE_TOKENS = 1 << 16  # a run so long is no text
+_MANY_DUPLICATES = 0.01  # of the documents
+
+
+@dataclass
+class Report:
+    """What `check` has found.
+
+    Attributes:
+        problems: what is wrong, a sentence each; empty when nothing is.
+        notes: what is worth knowing, and need not be wrong.
+        num_tokens, dtype: of the tokens.
+        lowest_id, highest_id: of all tokens.
+        num_past: ids past the vocabulary, where its size is known.
+        first_past: the position of the first of them.
+        end_of_text: the id between documents; None: none was found.
+        num_end_of_text: how many there are.
+        other_end_of_text: how many there are of 50257 where 50256 ends documents, and the reverse.
+        num_documents: that are not empty. 0 without end_of_text.
+        num_empty: documents of no token: two end-of-text ids in a row.
+        median_length, longest_length: of documents, tokens; the median of those kept for comparing.
+        lengths: documents of length [2**i, 2**(i + 1)), for each i from 0.
+        num_runs, run_tokens, longest_runs: of one token, 64 times or more in a row.
+        compared_one_in: duplicates were looked for in one of so many documents; 1: in all.
+        repeated: documents that repeat an earlier one.
+        shared: documents that the other tokens have too; None where there are no others.
+    """
+
+    num_tokens: int
+    dtype: str
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    lowest_id: int = 0
+    highest_id: int = 0
+    num_past: int = 0
+    first_past: int | None = None
+    end_of_text: int | None = None
+    num_end_of_text: int = 0
+    other_end_of_text: int = 0
+    num_documents: int = 0
+    num_empty: int = 0
+    median_length: int = 0
+    longest_length: int = 0
+    lengths: list[int] = field(default_factory=list)
+    num_runs: int = 0
+    run_tokens: int = 0
+    longest_runs: list[Run] = field(default_factory=list)
+    compared_one_in: int = 1
+    repeated: Repeats | None = None
+    shared: Repeats | None = None
+
+
+def check(
+    tokens: TokenArray,
+    *,
+    vocab_size: int | None = None,
+    end_of_text: int | None = None,
+    against: TokenArray | None = None,
+    progress: bool = False,
+) -> Report:
+    """Looks at every token once.
+
+    Args:
+        vocab_size: ids must be below it; None: this is not checked.
+        end_of_text: the id between documents; None: the one of KNOWN_END_OF_TEXT that is there.
+        against: tokens that should have no document in common with these.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    sample = _sample(tokens)
+    if end_of_text is None:
+        end_of_text = _likely_end_of_text(sample)
+    report, keys = _pass(tokens, end_of_text, vocab_size, "checking", progress)
+    problems, notes = report.problems, report.notes
+    if suspected := suspicion(sample):
+        problems.append(suspected)
+    if report.lowest_id < 0:
+        problems.append(f"the lowest id is {report.lowest_id:,}; ids are 0 or more")
+    if vocab_size is not None and report.highest_id >= vocab_size:
+        problems.append(
+            f"{_count(report.num_past, 'id')} of {vocab_size:,} or more, the first at token "
+            f"{report.first_past:,}, the highest {report.highest_id:,}: the vocabulary ends at "
+            f"{vocab_size - 1:,}"
+        )
+    for run in report.longest_runs:
+        if run.length >= _HOLE_TOKENS:
+            problems.append(
+                f"token {run.token} fills {run.length:,} positions from {run.start:,} on; is a part of "
+                f"the file missing?"
+            )
+    _judge_end_of_text(report)
+    if end_of_text is not None:
+        documents = keys.documents()
+        repeated = report.repeated = duplicates(tokens, documents)
+        if repeated.documents > _MANY_DUPLICATES * len(documents.keys):
+            problems.append(
+                f"{repeated.documents / len(documents.keys):.1%} of the documents repeat an earlier one"
+            )
+        if against is not None:
+            _, other_keys = _pass(against, end_of_text, None, "reading the other", progress)
+            one_in = report.compared_one_in = max(keys.one_in, other_keys.one_in)
+            found = report.shared = shared(
+                tokens, documents.sample(one_in), against, other_keys.documents().sample(one_in)
+            )
+            if found.documents:
+                problems.append(
+                    f"{_count(found.documents, 'document')} of {found.tokens:,} tokens "
+                    f"{'is' if found.documents == 1 else 'are'} in the other tokens too"
+                )
+    elif against is not None:
+        problems.append("without an end-of-text id there are no documents to compare")
+    if report.compared_one_in > 1:
+        notes.append(
+            f"documents were compared by a sample, 1 in {report.compared_one_in}: multiply by it"
+        )
+    return report
+
+
+def _pass(
+    tokens: TokenArray,
+    end_of_text: int | None,
+    vocab_size: int | None,
+    title: str,
+    progress: bool,
+) -> tuple[Report, Keys]:
+    report = Report(len(tokens), tokens.dtype.name, end_of_text=end_of_text)
+    runs, documents = Runs(), _DocumentCounter(tokens, report)
+    lowest, highest = [], []
+
+    def look(ids: NDArray[Any], start: int) -> _Block:
+        return _look(ids, start, end_of_text, vocab_size)
+
+    with tqdm(
+        total=tokens.nbytes,
+        desc=title,
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        disable=not progress,
+        leave=False,
+    ) as bar:
+        for start, stop, block in scan(tokens, look):
+            lowest.append(block.lowest)
+            highest.append(block.highest)
+            report.other_end_of_text += block.num_other
+            report.num_past += block.num_past
+            if report.first_past is None:
+                report.first_past = block.first_past
+            runs.append(block.runs)
+            documents.append(block)
+            bar.update((stop - start) * tokens.dtype.itemsize)
+    runs.finish()
+    report.lowest_id, report.highest_id = min(lowest), max(highest)
+    report.num_runs, report.run_tokens, report.longest_runs = runs.count, runs.tokens, runs.longest
+    documents.finish()
+    report.compared_one_in = documents.keys.one_in
+    return report, documents.keys
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """What is found in one block.
+
+    Attributes:
+        num_past, first_past: how many ids are past the vocabulary, and where the first of them is.
+        ends: int64 [n], positions of end-of-text.
+        documents: those that lie whole between two of them and are not empty.
+        head, tail: the exclusive or of the ids before the first end-of-text, and after the last; without
+            one, all is head.
+    """
+
+    lowest: int
+    highest: int
+    num_past: int
+    first_past: int | None
+    ends: NDArray[np.int64]
+    num_other: int
+    documents: Documents
+    head: int
+    tail: int
+    runs: list[Run]
+
+
+def _look(ids: NDArray[Any], start: int, end_of_text: int | None, vocab_size: int | None) -> _Block:
+    lowest, highest = int(ids.min()), int(ids.max())
+    num_past, first_past = 0, None
+    if vocab_size is not None and highest >= vocab_size:
+        past = ids >= vocab_size
+        num_past, first_past = int(np.count_nonzero(past)), start + int(past.argmax())
+    ends = np.empty(0, np.int64)
+    num_other = 0
+    if end_of_text is not None and end_of_text <= np.iinfo(ids.dtype).max:
+        ends = np.flatnonzero(ids == ids.dtype.type(end_of_text))
+        other = _OTHER.get(end_of_text)
+        if other is not None and other <= np.iinfo(ids.dtype).max:
+            num_other = int(np.count_nonzero(ids == ids.dtype.type(other)))
+    begins = np.append(0, ends + 1)
+    xors = np.bitwise_xor.reduceat(ids, begins[begins < len(ids)])
+    xors[: len(ends)] ^= ids[ends]
+    tail = int(xors[-1]) if 0 < len(ends) < len(xors) else 0
+    starts, lengths = ends[:-1] + 1, np.diff(ends) - 1
+    there = lengths > 0
+    starts, lengths = starts[there], lengths[there]
+    keys = keys_of(ids[probes(starts, lengths)], lengths, xors[1 : len(ends)][there])
+    documents = Documents(keys, starts + start, lengths.astype(np.uint32))
+    return _Block(
+        lowest=lowest,
+        highest=highest,
+        num_past=num_past,
+        first_past=first_past,
+        ends=ends + start,
+        num_other=num_other,
+        documents=documents,
+        head=int(xors[0]),
+        tail=tail,
+        runs=runs_in(ids, start),
+    )
+
+
+_OTHER = {50256: 50257, 50257: 50256}
+
+
+class _DocumentCounter:
+    """Counts the documents of the blocks in order, also those that straddle blocks."""
+
+    def __init__(self, tokens: TokenArray, report: Report) -> None:
+        self._tokens, self._report = tokens, report
+        self._begun = 0  # where the document begins that the next end-of-text ends
+        self._xor = 0  # of its ids so far
+        self._by_bits = np.zeros(33, np.int64)
+        self.keys = Keys()
+
+    def append(self, block: _Block) -> None:
+        self._xor ^= block.head
+        if not len(block.ends):
+            return
+        first, last = int(block.ends[0]), int(block.ends[-1])
+        num_between = len(block.ends) - 1
+        self._report.num_end_of_text += len(block.ends)
+        self._report.num_empty += num_between - len(block.documents.keys)
+        # An end-of-text id before the first document (llm.c writes it so) ends no empty document.
+        if first == self._begun > 0:
+            self._report.num_empty += 1
+        self._count(join([self._straddling(first), block.documents]))
+        self._begun, self._xor = last + 1, block.tail
+
+    def finish(self) -> None:
+        """There are no more tokens; what follows the last end-of-text is a document too."""
+        report = self._report
+        if report.num_end_of_text:
+            self._count(self._straddling(len(self._tokens)))
+        by_bits = self._by_bits.tolist()
+        report.lengths = by_bits[: max((i + 1 for i, n in enumerate(by_bits) if n), default=0)]
+        kept = self.keys.documents().lengths
+        report.median_length = int(np.median(kept)) if len(kept) else 0
+
+    def _straddling(self, stop: int) -> Documents:
+        """The document from where one has begun to `stop`, if it has tokens."""
+        if stop <= self._begun:
+            return join([])
+        start = np.array([self._begun], np.int64)
+        length = np.array([stop - self._begun], np.int64)
+        probed = self._tokens.gather(probes(start, length)[0], 1).reshape(1, -1)
+        kept_length = length.clip(max=2**32 - 1).astype(np.uint32)
+        xor = np.array([self._xor]).astype(
+            self._tokens.dtype
+        )  # as the others': ids may be negative
+        return Documents(keys_of(probed, length, xor), start, kept_length)
+
+    def _count(self, documents: Documents) -> None:
+        lengths = documents.lengths
+        if not len(lengths):
+            return
+        self._report.num_documents += len(lengths)
+        self._report.longest_length = max(self._report.longest_length, int(lengths.max()))
+        bits = np.frexp(lengths.astype(np.float64))[1] - 1  # exact: the exponent of an integer
+        self._by_bits += np.bincount(bits, minlength=33)
+        self.keys.append(documents)
+
+
+def _judge_end_of_text(report: Report) -> None:
+    """Says what is wrong with how documents end, if anything."""
+    end, count = report.end_of_text, report.num_end_of_text
+    if end is None:
+        report.notes.append(
+            f"no end-of-text id was found (looked for {', '.join(map(str, KNOWN_END_OF_TEXT))}); "
+            f"--end-of-text says which it is"
+        )
+    elif not count:
+        report.problems.append(f"there is no end-of-text id {end} in these tokens")
+    elif report.other_end_of_text:
+        report.problems.append(
+            f"{end} ends documents, and {_OTHER[end]} is there {report.other_end_of_text:,} times too; "
+            f"GPT-2's end-of-text is 50256, and its ids end there"
+        )
+    elif end == 50257:
+        report.problems.append(
+            "50257 ends documents, which is one past GPT-2's end-of-text 50256: a model of 50,257 ids "
+            "has no embedding for it"
+        )
+
+
+def _sample(tokens: TokenArray) -> NDArray[Any]:
+    """Evenly spread pieces of an even number of tokens, from even positions, end to end."""
+    if len(tokens) <= _SAMPLE_PIECES * _SAMPLE_TOKENS:
+        return np.asarray(tokens[: max(1, len(tokens) // 2 * 2)])
+    starts = np.linspace(0, len(tokens) - _SAMPLE_TOKENS, _SAMPLE_PIECES).astype(np.int64) // 2 * 2
+    tokens.will_need(starts, _SAMPLE_TOKENS)
+    return tokens.gather(starts, _SAMPLE_TOKENS).reshape(-1)
+
+
+def _likely_end_of_text(sample: NDArray[Any]) -> int | None:
+    counts = {end: int(np.count_nonzero(sample == end)) for end in KNOWN_END_OF_TEXT}
+    likely = max(counts, key=lambda end: counts[end])
+    return likely if counts[likely] else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

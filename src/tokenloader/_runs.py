@@ -1,0 +1,94 @@
+"""Runs: stretches of one token repeated, as padding and holes in a file are."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+RUN_TOKENS = 64  # a run is this long or longer
+_LONGEST = 3
+
+
+class Run(NamedTuple):
+    """One token repeated over [start, stop), positions of tokens."""
+
+    token: int
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+def runs_in(ids: NDArray[Any], start: int) -> list[Run]:
+    """The runs of a block that begins at token `start`: those of RUN_TOKENS, and any at its two ends.
+
+    Most blocks have none, and for those it takes one comparison of whole 8-byte words: a run has two
+    equal words in a row, each of one token only.
+    """
+    per_word = 8 // ids.itemsize
+    words = ids[: len(ids) // per_word * per_word].view(np.uint64)
+    same = np.flatnonzero(words[1:] == words[:-1])  # word i begins a pair
+    tokens = words[same].view(ids.dtype).reshape(-1, per_word)
+    same = same[(tokens == tokens[:, :1]).all(axis=1)]
+    first = np.append(True, np.diff(same) > 1)[: len(same)]
+    begins = same[first] * per_word
+    ends = (same[np.roll(first, -1)] + 2) * per_word
+    for _ in range(per_word):  # a run may begin and end inside a word
+        begins -= (begins > 0) & (ids[begins - 1] == ids[begins])
+        ends += (ends < len(ids)) & (ids[ends % len(ids)] == ids[begins])
+    long = (ends - begins >= RUN_TOKENS) | (begins == 0) | (ends == len(ids))
+    found = [
+        Run(int(ids[begin]), start + begin, start + end)
+        for begin, end in zip(begins[long].tolist(), ends[long].tolist(), strict=True)
+    ]
+    if not found or found[0].start > start:
+        found.insert(0, Run(int(ids[0]), start, start + _equal_at_front(ids)))
+    if found[-1].stop < start + len(ids):
+        stop = start + len(ids)
+        found.append(Run(int(ids[-1]), stop - _equal_at_front(ids[::-1]), stop))
+    return found
+
+
+def _equal_at_front(ids: NDArray[Any]) -> int:
+    """How many tokens at the front are the same, where no two whole words are."""
+    front = ids[: 4 * 8]
+    different = front != front[0]
+    return int(different.argmax()) if different.any() else len(front)
+
+
+class Runs:
+    """All runs of RUN_TOKENS or more, from those of the blocks, in order.
+
+    Attributes:
+        count: of runs.
+        tokens: in them.
+        longest: the longest, at most 3.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.tokens = 0
+        self.longest: list[Run] = []
+        self._open: Run | None = None  # ends where the next block begins
+
+    def append(self, found: list[Run]) -> None:
+        """The runs of the next block."""
+        for run in found:
+            last = self._open
+            if last is not None and last.stop == run.start and last.token == run.token:
+                self._open = Run(run.token, last.start, run.stop)
+            else:
+                self.finish()
+                self._open = run
+
+    def finish(self) -> None:
+        """There are no more tokens."""
+        run, self._open = self._open, None
+        if run is not None and run.length >= RUN_TOKENS:
+            self.count += 1
+            self.tokens += run.length
+            self.longest = heapq.nlargest(_LONGEST, [*self.longest, run], key=lambda r: r.length)
