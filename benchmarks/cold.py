@@ -1,8 +1,9 @@
 """cold: how many windows a second come off the disk, against what the disk itself can do?
 
 The page cache is dropped before every turn (/proc/sys/vm/drop_caches; needs root). fio reads 4 KiB at
-random places of the same file, 64 at a time: a window of 2,050 bytes lies in one or two such pages,
-next to each other, so a window is one read. Runs at the kernel's read-ahead as it is, and at 128 KiB.
+random places of the same file, 64 at a time: a window of 2,050 bytes lies in one such page or in two
+next to each other, so a window is one read, every other of them of 8 KiB. How many of those the disk
+can do fio is asked too. Runs at the kernel's read-ahead as it is, and at 128 KiB.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import tokenloader as tl
 from benchmarks import contestants, measure, token_file
 
 SHAPE = (32, 1024)
+PAGE = 4096  # that the disk is read in
+FIO_WINDOWS = "fio, the windows' pages, depth 64"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +71,8 @@ def _measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         ),
     }
     if shutil.which("fio"):
-        turns["fio, 4 KiB, depth 64"] = lambda turn: _fio(path, options.seconds)
+        turns["fio, 4 KiB, depth 64"] = lambda turn: _fio(path, options.seconds, "--bs=4k")
+        turns[FIO_WINDOWS] = lambda turn: _fio(path, options.seconds, _pages_of_windows())
     else:
         measure.say("skipped: fio is not installed")
     rates: dict[str, list[float]] = {name: [] for name in turns}
@@ -99,9 +103,17 @@ def _windows_per_second(make: Callable[[], Iterator[Any]], seconds: float) -> fl
     return batches * SHAPE[0] / elapsed
 
 
-def _fio(path: Path, seconds: float) -> float:
+def _pages_of_windows() -> str:
+    """The option of fio for reads of the pages that windows lie in: one page, or two where it crosses."""
+    crossing = round(
+        100 * 2 * SHAPE[1] / PAGE
+    )  # percent: the first of its 2-byte tokens lies anywhere
+    return f"--bssplit=4k/{100 - crossing}:8k/{crossing}"
+
+
+def _fio(path: Path, seconds: float, sizes: str) -> float:
     command = ["fio", "--name=random", f"--filename={path}", "--readonly", "--rw=randread"]
-    command += ["--bs=4k", "--iodepth=64", "--ioengine=libaio", "--direct=1", "--time_based"]
+    command += [sizes, "--iodepth=64", "--ioengine=libaio", "--direct=1", "--time_based"]
     command += [f"--runtime={seconds}", f"--randseed={np.random.default_rng().integers(2**31)}"]
     finished = subprocess.run(
         [*command, "--output-format=json"], capture_output=True, text=True, check=True

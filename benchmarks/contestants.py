@@ -29,6 +29,7 @@ def all_for(path: Path, B: int, T: int) -> dict[str, Stream]:
     found: dict[str, Stream] = {
         "tokenloader, mmap": partial(ours, path, B, T, "mmap"),
         "tokenloader, ram": partial(ours, path, B, T, "ram"),
+        "tokenloader, ram, prefetch 8": partial(ours, path, B, T, "ram", 8),
         "bare parts in a loop": partial(bare_parts, path, B, T),
         "nanoGPT's way": partial(nanogpt, path, B, T),
         "CPU jax.Array, indexed": partial(committed_array, path, B, T),
@@ -50,11 +51,13 @@ def all_for(path: Path, B: int, T: int) -> dict[str, Stream]:
     return found
 
 
-def ours(path: Path, B: int, T: int, residency: Literal["mmap", "ram"]) -> Iterator[tl.Batch]:
-    """TokenLoader with its defaults."""
+def ours(
+    path: Path, B: int, T: int, residency: Literal["mmap", "ram"], prefetch: int = 2
+) -> Iterator[tl.Batch]:
+    """TokenLoader with its defaults, or with the prefetch that suits small batches best."""
     tokens = tl.open_tokens(path, residency=residency)
     tokens.wait_until_loaded()
-    return tl.TokenLoader(tokens, B, T, plan=tl.ShuffledEpochs(0))
+    return tl.TokenLoader(tokens, B, T, plan=tl.ShuffledEpochs(0), prefetch=prefetch)
 
 
 def bare_parts(path: Path, B: int, T: int) -> Iterator[Pair]:

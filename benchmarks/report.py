@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cold import FIO_WINDOWS
 from benchmarks.measure import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
@@ -69,8 +70,13 @@ def cold(result: dict[str, Any]) -> str:
     parts = []
     for row in result["rows"]:
         ours, plain = row["tokenloader"], row["np.memmap in a loop"]
-        fio = row.get("fio, 4 KiB, depth 64")
-        against = f", {fio['tokenloader_is_times_this']:.2f} of fio's random reads" if fio else ""
+        fio, pages = row.get("fio, 4 KiB, depth 64"), row.get(FIO_WINDOWS)
+        against = ""
+        if fio and pages:
+            against = (
+                f", {fio['tokenloader_is_times_this']:.2f} of fio's random reads of 4 KiB, "
+                f"{pages['tokenloader_is_times_this']:.2f} of its reads of the windows' pages"
+            )
         parts.append(
             f"{ours['windows_per_second']:,} windows/s{against}, "
             f"{plain['tokenloader_is_times_this']:,.0f} times `np.memmap` "
@@ -107,11 +113,14 @@ def memory(result: dict[str, Any]) -> str:
 
 
 def scale(result: dict[str, Any]) -> str:
-    """The worst growth."""
+    """The worst growth, with the data and with the number of hosts."""
     worst = max(result["largest_over_smallest"].values())
+    first, *_, last = result["hosts"]
     return (
         f"opening, a batch, a resume, at samples 0 and 10^12: from 1 GiB to 8 TiB | at most "
-        f"{worst:.2f} times the cheapest size"
+        f"{worst:.2f} times the cheapest size; one of {last['hosts']:,} hosts plans "
+        f"{last['rows_gathered']} rows in {last['plan_microseconds_per_step']:.0f} us, a single one in "
+        f"{first['plan_microseconds_per_step']:.0f}"
     )
 
 
