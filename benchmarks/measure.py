@@ -116,11 +116,13 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    )
-    return described.stdout.strip() or "unknown"
+    """The code's: results that have changed since do not make it another."""
+    folder = Path(__file__).parent
+    code = [str(folder.parent / "src"), str(folder), f":!{RESULTS}"]
+    commit = _git("rev-parse", "--short", "HEAD")
+    return f"{commit}-dirty" if commit and _git("status", "--porcelain", "--", *code) else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
