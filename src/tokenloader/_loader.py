@@ -139,7 +139,6 @@ class TokenLoader:
         check_one_window_fits(len(tokens), self.seq_len)
         self._placement = place(sharding, self.batch_size, self.seq_len)
         self.sharding = self._placement.sharding
-        self._hides_targets = hasattr(plan, "new_targets")
         self._end = end_sample(plan, len(tokens), self.seq_len, self.batch_size)
         self.transform = transform
         self._group = self._group_size()
