@@ -307,6 +307,49 @@ def test_what_one_process_refuses_is_an_error_on_every_process_and_leaves_none_w
     )
 
 
+def test_an_error_of_one_process_does_not_set_it_apart_from_the_others():
+    # Documents are counted across both: what one launches must go with what the other does.
+    printed = run(
+        2,
+        """
+        TOKENS = np.random.default_rng(0).integers(0, 8, 3000).astype(np.uint16)
+        calls = itertools.count()
+
+        class Flaky(tl.TokenArray):
+            def gather(self, starts, length, out=None):
+                if here and next(calls) == 1:
+                    raise OSError("the disk was away")
+                return super().gather(starts, length, out)
+
+        where = NamedSharding(mesh((1, 2)), P("data", "seq"))
+        documents = tl.packed_documents(3)
+        errors = 0
+        with (
+            tl.TokenLoader(
+                Flaky([TOKENS], name="tokens", residency="ram"), 4, 48, sharding=where,
+                transform=documents,
+            ) as loader,
+            tl.TokenLoader(
+                tl.open_tokens(TOKENS), 4, 48, sharding=jax.local_devices()[0], transform=documents
+            ) as alone,
+        ):
+            for one in itertools.islice(alone, 8):
+                try:
+                    batch = next(loader)
+                except OSError:
+                    errors += 1
+                    batch = next(loader)
+                for a, b in zip(batch, one):
+                    whole = jax.device_get(b)
+                    for shard in a.addressable_shards:
+                        np.testing.assert_array_equal(jax.device_get(shard.data), whole[shard.index])
+        print(errors)
+        """,
+        devices=2,
+    )
+    assert printed == ["0\n", "1\n"]
+
+
 def test_a_mesh_that_leaves_this_process_or_others_out_is_an_error_at_construction():
     printed = run(
         4,
