@@ -267,3 +267,21 @@ def test_a_mesh_that_the_caller_has_set_does_not_move_or_break_a_loader(kind, wh
             np.testing.assert_array_equal(batch.inputs, loader.batch_at(step)[:, :-1])
             assert batch.inputs.devices() == loader.sharding.device_set
             assert np.asarray(batch.loss_mask).all()
+
+
+@pytest.mark.parametrize("prefetch", [1, 2], ids=["alone", "grouped"])
+@pytest.mark.parametrize(
+    ("types", "seq_len"),
+    [((AxisType.Explicit, AxisType.Auto), T), ((AxisType.Auto, AxisType.Auto), 1)],
+    ids=["mixed axis types", "one input a row"],
+)
+def test_batches_keep_their_sharding_where_jax_alone_would_gather_them(types, seq_len, prefetch):
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=types)
+    where = NamedSharding(mesh, P(("b", "a")))
+    tokens = tl.open_tokens(TOKENS)
+    for transform in (tl.next_token, tl.packed_documents(EOT)):
+        with tl.TokenLoader(
+            tokens, 8, seq_len, sharding=where, prefetch=prefetch, transform=transform
+        ) as loader:
+            for array in jax.tree.leaves(next(loader)):
+                assert array.sharding.is_equivalent_to(where, 2)

@@ -11,6 +11,7 @@ import traceback
 import types
 import warnings
 import weakref
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -874,6 +875,18 @@ def test_tokens_closed_under_a_loader_are_an_error_at_next(tmp_path):
         tokens.close()
         with pytest.raises(ValueError, match="it was closed"):
             list(itertools.islice(loader, 10))
+
+
+def test_a_transform_may_be_of_a_class_with_slots(tokens):
+    @dataclass(frozen=True, slots=True)
+    class Plus:
+        more: int
+
+        def __call__(self, block):
+            return block + self.more
+
+    with tl.TokenLoader(tokens, 4, 16, transform=Plus(3)) as loader:
+        np.testing.assert_array_equal(next(loader), loader.batch_at(0) + 3)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -81,6 +81,14 @@ def test_documents_are_counted_across_the_cuts(end_of_text):
             np.testing.assert_array_equal(a, b, strict=True)
 
 
+def test_documents_are_int32_also_where_the_caller_enables_64_bits():
+    where = NamedSharding(mesh((2, 4)), P("data", "seq"))
+    with jax.enable_x64(True):  # noqa: FBT003 (positional only in some releases)
+        (batch,) = batches(1, where, transform=TRANSFORMS["documents"])
+    dtypes = [array.dtype for array in batch]
+    assert dtypes == [np.int32, np.int32, bool, np.int32, np.int32]
+
+
 def test_raw_blocks_have_a_halo_of_one_token_a_cut():
     where = NamedSharding(mesh((2, 4)), P("data", "seq"))
     (block,) = batches(1, where, tl.SequentialWindows(), None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -21,32 +22,59 @@ from numpy.typing import NDArray
 from tokenloader._placement import processes_in_words, under
 
 
-def check_all_have(given: Mapping[str, Any], what: str) -> None:
-    """Waits until every process of the program calls this, and compares.
+@contextmanager
+def all_have_the_same(what: str, of_all: bool) -> Iterator[dict[str, Any]]:
+    """Compares what the processes were given: at its end each waits until all are there.
+
+    An error inside is compared too: what one process alone refuses must not leave the others waiting.
 
     Args:
-        given: what this process has, JSON-able, by name.
-        what: that is, in words, for the error.
+        what: is compared, in words, for the error.
+        of_all: False, where it is this process's own affair, neither waits nor compares.
+
+    Yields:
+        A dict to put it into: JSON-able, by name.
 
     Raises:
-        ValueError: on every process, if one has something else: which differ, and in what.
+        ValueError: on every process, if one has something else or an error: which differ, and in what.
+        Exception: what was raised inside, if every process raised something.
     """
-    text = json.dumps(given, sort_keys=True, default=str).encode()
+    given: dict[str, Any] = {}
+    if not of_all:
+        yield given
+        return
+    raised: Exception | None = None
+    try:
+        yield given
+    except Exception as error:
+        raised, given = error, {"error": f"{type(error).__name__}: {error}"}
+    try:
+        _compare(given, what, raised)
+    finally:
+        del raised  # the error holds this frame; without the cycle both are freed at once
+
+
+def _compare(given: dict[str, Any], what: str, raised: Exception | None) -> None:
+    text = json.dumps(given, sort_keys=True).encode()
     size_and_hash = len(text).to_bytes(8, "little") + hashlib.blake2b(text, digest_size=16).digest()
     of_all = _gather(np.frombuffer(size_and_hash, np.uint8))
-    if (of_all == of_all[0]).all():
-        return
-    longest = int(of_all[:, :8].copy().view("<u8").max())
-    padded = np.frombuffer(text.ljust(longest), np.uint8)
-    raise ValueError(_differences([json.loads(bytes(row)) for row in _gather(padded)], what))
+    if not (of_all == of_all[0]).all():
+        longest = int(of_all[:, :8].copy().view("<u8").max())
+        padded = np.frombuffer(text.ljust(longest), np.uint8)
+        described = [json.loads(bytes(row)) for row in _gather(padded)]
+        if not all("error" in each for each in described):
+            raise ValueError(_differences(described, what)) from raised
+    if raised is not None:
+        raise raised
 
 
 def _differences(of_all: list[dict[str, Any]], what: str) -> str:
     lines = []
-    for name in of_all[0]:
+    failed = any("error" in given for given in of_all)
+    for name in ["error"] if failed else of_all[0]:
         holders: dict[str, list[int]] = {}
         for process, given in enumerate(of_all):
-            holders.setdefault(str(given.get(name)), []).append(process)
+            holders.setdefault(str(given.get(name, "none")), []).append(process)
         if len(holders) > 1:
             lines.append(
                 f"  {name}: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import re
 import time
 import warnings
 import weakref
@@ -23,11 +24,11 @@ from jax.profiler import TraceAnnotation
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from tokenloader._agreement import check_all_have
+from tokenloader._agreement import all_have_the_same
 from tokenloader._batch import next_token
 from tokenloader._history import History, samples_at
 from tokenloader._pipeline import Block, Counters, group_size, plan_steps, produce
-from tokenloader._placement import place, processes_of, under
+from tokenloader._placement import is_of_all_processes, place, processes_of, under
 from tokenloader._plans import (
     Plan,
     ShuffledEpochs,
@@ -124,27 +125,33 @@ class TokenLoader:
         prefetch: int = 2,
         transform: Callable[[jax.Array], Any] | None = next_token,
     ) -> None:
-        if not isinstance(tokens, TokenArray):
-            raise TypeError(
-                f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
-            )
-        check_is_plan(plan)
-        if transform is not None and not callable(transform):
-            raise TypeError(f"transform is of type {type(transform).__name__}; it must be callable")
-        self.tokens = tokens
-        self.batch_size = _positive("batch_size", batch_size)
-        self.seq_len = _positive("seq_len", seq_len)
-        self.prefetch = _positive("prefetch", prefetch)
-        self.plan = plan
-        check_one_window_fits(len(tokens), self.seq_len)
-        self._placement = place(sharding, self.batch_size, self.seq_len)
-        self.sharding = self._placement.sharding
-        self._end = end_sample(plan, len(tokens), self.seq_len, self.batch_size)
-        self.transform = transform
-        self._group = self._group_size()
-        self._make_batches = None
-        if transform is not None:
-            self._make_batches = jitted(transform, self._placement, self._group)
+        of_all = is_of_all_processes(sharding)
+        with all_have_the_same("arguments for TokenLoader", of_all) as given:
+            if not isinstance(tokens, TokenArray):
+                raise TypeError(
+                    f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
+                )
+            check_is_plan(plan)
+            if transform is not None and not callable(transform):
+                raise TypeError(
+                    f"transform is of type {type(transform).__name__}; it must be callable"
+                )
+            self.tokens = tokens
+            self.batch_size = _positive("batch_size", batch_size)
+            self.seq_len = _positive("seq_len", seq_len)
+            self.prefetch = _positive("prefetch", prefetch)
+            self.plan = plan
+            check_one_window_fits(len(tokens), self.seq_len)
+            self._placement = place(sharding, self.batch_size, self.seq_len)
+            self.sharding = self._placement.sharding
+            self._end = end_sample(plan, len(tokens), self.seq_len, self.batch_size)
+            self.transform = transform
+            self._group = self._group_size()
+            self._make_batches = None
+            if transform is not None:
+                self._make_batches = jitted(transform, self._placement, self._group)
+            if of_all:
+                given.update(self._given())
 
         self._counters = Counters()
         self._prefetcher: Prefetcher[Block] | None = None
@@ -153,8 +160,6 @@ class TokenLoader:
         self._finished = False
         self._step = self._sample = 0  # of the next batch to hand out
         self._seek(0, History(((0, self.batch_size),)))
-        if not self.sharding.is_fully_addressable:
-            check_all_have(self._given(), "arguments for TokenLoader")
 
     def __iter__(self) -> Self:
         if self._finished:
@@ -225,10 +230,10 @@ class TokenLoader:
                 it is no such state, or one of a newer release.
             TypeError: it is not a mapping.
         """
-        if not self.sharding.is_fully_addressable:
-            given = dict(state) if isinstance(state, Mapping) else {"state": state}
-            check_all_have(given, "states for set_state")
-        saved = from_dict(state)
+        of_all = not self.sharding.is_fully_addressable
+        with all_have_the_same("states for set_state", of_all) as given:
+            saved = from_dict(state)
+            given.update(saved.to_dict(), strict=bool(strict))
         if found := differences(saved, self._state()):
             lines = "".join(f"\n  {line}" for line in found)
             if strict:
@@ -398,7 +403,7 @@ class _Made(NamedTuple):
 def _name_of(value: object) -> str:
     """The same in every process."""
     if type(value).__repr__ is not object.__repr__ and not hasattr(value, "__qualname__"):
-        return repr(value)
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))  # a partial's shows its function's
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 

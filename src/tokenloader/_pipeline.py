@@ -199,7 +199,9 @@ def produce(
             steps = look_ahead.next_steps()
         if steps is None:
             return
-        with suppress(Exception) if steps.num_steps > 1 else nullcontext():
+        # Over several processes all launch the same: one must not do alone what follows here.
+        may_split = steps.num_steps > 1 and placement.sharding.is_fully_addressable
+        with suppress(Exception) if may_split else nullcontext():
             yield _send(tokens, steps, placement, counters, look_ahead)
             continue
         # What can be read of them is handed out before the error is raised.

@@ -217,6 +217,15 @@ def processes_of(sharding: Sharding) -> list[int]:
     return sorted({device.process_index for device in devices})
 
 
+def is_of_all_processes(sharding: object) -> bool:
+    """Whether it is a sharding over every process of a program that has several."""
+    if jax.process_count() == 1 or not isinstance(sharding, Sharding):
+        return False
+    if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
+        return False  # it has no devices
+    return processes_of(sharding) == list(range(jax.process_count()))
+
+
 def processes_in_words(indices: list[int]) -> str:
     """For an error: the first of them, where there are many."""
     names = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")

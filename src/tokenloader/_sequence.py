@@ -71,7 +71,9 @@ def _before(ends: jax.Array, num_columns: jax.Array, columns: Any) -> Before:
     of_all = jax.lax.all_gather(jnp.stack([num_ends, begin]), columns)  # [n, 2, B, 1]
     is_left = jnp.arange(of_all.shape[0]) < jax.lax.axis_index(columns)
     of_left = jnp.where(is_left[:, None, None, None], of_all, 0)
-    return Before(num_columns, of_left[:, 0].sum(axis=0), of_left[:, 1].max(axis=0))
+    return Before(
+        num_columns, of_left[:, 0].sum(axis=0, dtype=jnp.int32), of_left[:, 1].max(axis=0)
+    )
 
 
 def _join(piece: jax.Array, columns: Any) -> jax.Array:

@@ -10,10 +10,12 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from tokenloader._batch import Batch, PackedDocuments, hide_seen_targets, next_token
 from tokenloader._placement import Placement
@@ -31,37 +33,45 @@ def jitted(
         A function of what `put` gives, without the None: the block and, where the plan hides targets,
         how many count in each row. It gives what the transform makes of each step of the group.
     """
+    if transform is next_token or isinstance(transform, PackedDocuments):
+        return _ours_jitted(transform, placement, group)
     # Only a placement that cuts sequences is part of what is compiled.
     key = (placement if placement.cuts else None, placement.seq_len, group)
-    if transform is next_token or isinstance(transform, PackedDocuments):
-        return _ours_jitted(transform, *key)
     # A user's may hold the loader itself (a bound method does), so it must not be kept here.
     if isinstance(transform, FunctionType):
         kept = _users_jitted.setdefault(transform, {})
         if key not in kept:
-            kept[key] = _jit(weakref.proxy(transform), *key)
+            kept[key] = _jit(_of_rows(weakref.proxy(transform), *key[:2]), group)
         return kept[key]
-    return _jit(weakref.proxy(transform), *key)  # the loader has the reference that counts
+    with suppress(TypeError):  # a class with __slots__ may not allow it
+        transform = weakref.proxy(transform)  # the loader has the reference that counts
+    return _jit(_of_rows(transform, *key[:2]), group)
+
+
+@functools.lru_cache(maxsize=64)
+def _ours_jitted(
+    transform: Callable[[jax.Array], Batch], placement: Placement, group: int
+) -> Callable[..., tuple[Any, ...]]:
+    if placement.cuts:
+        of_one = on_pieces(transform, placement)
+    else:
+        of_one = _of_rows(transform, None, placement.seq_len)
+    # Left to itself jax may gather a batch that was split, where axis types are mixed or T is 1.
+    split = placement.sharding if isinstance(placement.sharding, NamedSharding) else None
+    return _jit(of_one, group, split)
 
 
 def _jit(
-    transform: Callable[[jax.Array], Any],
-    cut: Placement | None,
-    seq_len: int,
-    group: int,
+    of_one: Callable[..., Any], group: int, out_shardings: NamedSharding | None = None
 ) -> Callable[..., tuple[Any, ...]]:
-    if cut is not None and (transform is next_token or isinstance(transform, PackedDocuments)):
-        of_one = on_pieces(transform, cut)
-    else:
-        of_one = _of_rows(transform, cut, seq_len)
     if group == 1:
-        return jax.jit(lambda *arguments: (of_one(*arguments),))
+        return jax.jit(lambda *arguments: (of_one(*arguments),), out_shardings=out_shardings)
     of_one = jax.jit(of_one)  # traced once, not once a step
 
     def of_group(*arguments: jax.Array) -> tuple[Any, ...]:
         return tuple(of_one(*(stacked[i] for stacked in arguments)) for i in range(group))
 
-    return jax.jit(of_group)
+    return jax.jit(of_group, out_shardings=out_shardings)
 
 
 def _of_rows(
@@ -85,7 +95,6 @@ def _of_rows(
     return of_rows
 
 
-_ours_jitted = functools.lru_cache(maxsize=64)(_jit)
 _users_jitted: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., tuple[Any, ...]]]] = (
     weakref.WeakKeyDictionary()
 )
