@@ -117,12 +117,11 @@ def _processor() -> str:
 
 def _commit() -> str:
     """The code's: results that have changed since do not make it another."""
-    folder = Path(__file__).parent
-    code = [str(folder.parent / "src"), str(folder), f":!{RESULTS}"]
     commit = _git("rev-parse", "--short", "HEAD")
-    return f"{commit}-dirty" if commit and _git("status", "--porcelain", "--", *code) else commit
+    changed = _git("status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
+    return f"{commit}-dirty" if changed else commit
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
