@@ -11,7 +11,6 @@ from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs, _pipel
 from tokenloader._pipeline import (
     _GROUPS_WITHOUT_MISS,
     _PLAN_SAMPLES,
-    Counters,
     LookAhead,
     group_size,
     look_ahead_depth,
@@ -19,6 +18,7 @@ from tokenloader._pipeline import (
     produce,
 )
 from tokenloader._placement import place
+from tokenloader._stats import Counters
 
 N, T = 1000, 9
 

@@ -46,6 +46,7 @@ ROOMS = [
     "_tokenize",
     "_mixture",
     "_windows",
+    "_stats",
     "_placement",
     "_agreement",
     "_batch",

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from tokenloader._mixture import Mixture
 from tokenloader._open import open_tokens
 from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
+from tokenloader._stats import LoaderStats
 from tokenloader._tokens import TokenArray
 from tokenloader._windows import Windows
 from tokenloader._write import write_tokens
 
 if TYPE_CHECKING:
     from tokenloader._batch import Batch, next_token, packed_documents
-    from tokenloader._loader import LoaderStats, TokenLoader
+    from tokenloader._loader import TokenLoader
 
 __version__ = "0.1.0"
 
@@ -47,7 +48,6 @@ _NEED_JAX = {
     "Batch": "tokenloader._batch",
     "next_token": "tokenloader._batch",
     "packed_documents": "tokenloader._batch",
-    "LoaderStats": "tokenloader._loader",
     "TokenLoader": "tokenloader._loader",
 }
 

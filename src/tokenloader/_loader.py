@@ -15,7 +15,6 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from tokenloader._agreement import all_have_the_same
 from tokenloader._batch import next_token
 from tokenloader._history import History, samples_at
-from tokenloader._pipeline import Block, Counters, group_size, plan_steps, produce
+from tokenloader._pipeline import Block, group_size, plan_steps, produce
 from tokenloader._placement import is_of_all_processes, place, processes_of, under
 from tokenloader._plans import (
     Plan,
@@ -39,32 +38,9 @@ from tokenloader._plans import (
 )
 from tokenloader._prefetch import Prefetcher
 from tokenloader._state import LoaderState, differences, from_dict
+from tokenloader._stats import Counters, LoaderStats
 from tokenloader._tokens import TokenArray
 from tokenloader._transform import jitted
-
-
-@dataclass(frozen=True)
-class LoaderStats:
-    """What a loader has done since it was made.
-
-    Attributes:
-        batches: handed out.
-        tokens: inputs in them, batch_size * seq_len each.
-        wait_seconds: how long `next()` waited for a block; the share of the loop's time that the
-            data cost.
-        gather_seconds: the background thread's, copying windows (and waiting for the disk).
-        transfer_seconds: the background thread's, in device_put. On accelerators the copy itself
-            goes on after that.
-        major_page_faults: of the background thread while gathering: pages that were not in memory.
-            0 where the system does not tell it for a thread.
-    """
-
-    batches: int
-    tokens: int
-    wait_seconds: float
-    gather_seconds: float
-    transfer_seconds: float
-    major_page_faults: int
 
 
 class TokenLoader:

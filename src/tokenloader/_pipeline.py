@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from tokenloader._placement import Placement
 from tokenloader._plans import Plan
+from tokenloader._stats import Counters
 from tokenloader._tokens import TokenArray
 from tokenloader._transfer import put
 
@@ -59,17 +59,6 @@ class Block(NamedTuple):
     num_steps: int  # that count
     tokens: jax.Array  # [B, columns], or [group, B, columns]
     new_targets: jax.Array | None  # [B, 1], or [group, B, 1]
-
-
-@dataclass
-class Counters:
-    """Written by one thread each: the first two by the caller's, the others by the background's."""
-
-    batches: int = 0
-    wait_seconds: float = 0.0
-    gather_seconds: float = 0.0
-    transfer_seconds: float = 0.0
-    major_page_faults: int = 0
 
 
 def group_size(batch_bytes: int, prefetch: int) -> int:
