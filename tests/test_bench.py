@@ -10,7 +10,7 @@ import tokenloader as tl
 from tokenloader import _bench
 from tokenloader._bench import bench, drop_from_cache, limit
 from tokenloader._info import cached_share, extents_of
-from tokenloader._loader import LoaderStats
+from tokenloader._stats import LoaderStats
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs posix_fadvise")
 

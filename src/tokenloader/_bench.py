@@ -17,8 +17,9 @@ import jax
 
 from tokenloader._extent import Extent
 from tokenloader._info import cached_share, extents_of
-from tokenloader._loader import LoaderStats, TokenLoader
+from tokenloader._loader import TokenLoader
 from tokenloader._plans import RandomWindows
+from tokenloader._stats import LoaderStats
 from tokenloader._storage import open_file
 from tokenloader._tokens import TokenArray
 from tokenloader._write import blocks
