@@ -63,8 +63,9 @@ def _large_copy(rounds: int) -> float:
 def _throughput(path: Path, B: int, T: int, rounds: int) -> dict[str, Any]:
     """Finished batches, side by side with the bare parts and nanoGPT's way."""
     everyone = contestants.all_for(path, B, T)
-    names = ("tokenloader, mmap", "tokenloader, ram", "bare parts in a loop", "nanoGPT's way")
-    rates = measure.alternate({name: everyone[name] for name in names}, rounds=rounds, seconds=0.4)
+    peers = ("bare parts in a loop", "nanoGPT's way")
+    some = {n: make for n, make in everyone.items() if n.startswith("tokenloader") or n in peers}
+    rates = measure.alternate(some, rounds=rounds, seconds=0.4)
     row = {
         name: {
             "microseconds_per_batch": round(1e6 / statistics.median(rate), 1),

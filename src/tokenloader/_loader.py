@@ -74,8 +74,8 @@ class TokenLoader:
 
     With a sharding over several processes, each makes a loader with the same arguments, and takes and
     resumes the same batches: the constructor and `set_state` wait for all, and compare. Each plans,
-    reads and sends only what its own devices hold, and only jit runs on them: no collective runs in
-    the background.
+    reads and sends only what its own devices hold; no collective and no jit runs in the background.
+    After Ctrl-C on some of them alone, `set_state` on all brings them together again.
 
     Raises:
         TypeError, ValueError: an argument is not as described, tokens are fewer than a window, the
