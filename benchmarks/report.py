@@ -130,7 +130,7 @@ def cpu(result: dict[str, Any]) -> str:
     ours = {name: rows.pop(name) for name in list(rows) if name.startswith("tokenloader")}
     rows.pop("bare parts in a loop", None)
     name, seconds = min(rows.items(), key=lambda row: row[1])
-    told = ", ".join(f"{value:.1f} ({key.split(', ')[1]})" for key, value in ours.items())
+    told = ", ".join(f"{value:.1f} ({key.split(', ', 1)[1]})" for key, value in ours.items())
     return f"processor seconds for a billion tokens | {told}; the next is {name} with {seconds:.1f}"
 
 

@@ -54,9 +54,9 @@ def _encipher(
     for i in range(NUM_ROUNDS):
         moved, size = i % 2, sizes[i % 2]
         half = halves[moved] + _hash_below(size, halves[1 - moved], key[i])
-        # Both terms are below size: one subtraction is the whole modulo, and 5 times faster than %.
-        half -= size * (half >= size)
-        halves[moved] = half
+        # Both terms are below size, so at most one subtraction is the whole modulo, 5 times as fast as %.
+        # Where none is needed it wraps around to a large number, and the smaller one is right again.
+        halves[moved] = np.minimum(half, half - size)
     out: NDArray[np.uint64] = halves[0] * sizes[1] + halves[1]
     return out
 
