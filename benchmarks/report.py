@@ -157,7 +157,7 @@ ANSWERS = {
 
 def plot_warm(result: dict[str, Any], path: Path) -> None:
     """Bars of tokens a second by batch shape."""
-    from matplotlib import rcParams
+    from matplotlib import colormaps, rcParams
     from matplotlib.figure import Figure
 
     rcParams["svg.hashsalt"] = "tokenloader"  # the same bytes for the same results
@@ -166,11 +166,12 @@ def plot_warm(result: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.add_subplot()
     width = 0.84 / len(names)
+    light = colormaps["Set3"].colors
     for i, name in enumerate(names):
         rates = [row["contestants"][name]["million_tokens_per_second"] for row in rows]
-        color = f"C{i}" if name.startswith("tokenloader") else f"{0.35 + 0.5 * i / len(names):.2f}"
+        color = light[i] if not name.startswith("tokenloader") else f"C{i}"
         places = [j + (i - len(names) / 2 + 0.5) * width for j in range(len(rows))]
-        axes.bar(places, rates, width, label=name, color=color, edgecolor="white", linewidth=0.3)
+        axes.bar(places, rates, width, label=name, color=color, edgecolor="0.4", linewidth=0.3)
     axes.set_xticks(range(len(rows)), [f"{row['batch_size']} x {row['seq_len']:,}" for row in rows])
     axes.set(xlabel="batch (sequences x tokens)", ylabel="million tokens a second")
     axes.grid(axis="y", alpha=0.3)
