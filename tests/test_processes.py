@@ -22,7 +22,8 @@ HEAD = textwrap.dedent("""
         jax.distributed.initialize(f"localhost:{port}", count, here)
     # What is read below is read explicitly; what the loader sends it must send so too.
     jax.config.update("jax_transfer_guard", "disallow")
-    jax.config.update("jax_thread_guard", True)
+    if hasattr(jax.config, "jax_thread_guard"):  # jax 0.9
+        jax.config.update("jax_thread_guard", True)
     import numpy as np
     from jax.experimental import multihost_utils
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
