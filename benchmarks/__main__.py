@@ -19,6 +19,8 @@ PROGRAMS = {
     "report": report,
 }
 
+SIZED = ("warm", "cold", "first", "memory", "cpu", "gpu")  # those that measure on a file of --gib
+
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -28,12 +30,14 @@ def main(arguments: list[str]) -> int:
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
     everything = commands.add_parser("all", help="Every program that measures, with its defaults.")
+    everything.add_argument("--gib", help="size of the token files, instead of each program's own")
     everything.set_defaults(program="all")
     options = parser.parse_args(arguments)
     if options.program == "all":
+        sized = [] if options.gib is None else ["--gib", options.gib]
         for name in PROGRAMS:
             if name != "report":
-                main([name])
+                main([name, *(sized if name in SIZED else [])])
     else:
         PROGRAMS[options.program].run(options)
     return 0

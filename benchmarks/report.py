@@ -105,11 +105,10 @@ def memory(result: dict[str, Any]) -> str:
     """Anonymous memory by residency."""
     rows = result["residencies"]
     size = rows["mmap"]["data_bytes"] / 2**30
-    return (
-        f"memory beyond jax's own, for {size:.2f} GiB of tokens | mapped: "
-        f"{rows['mmap']['added_anonymous_mib']:,.1f} MiB; in RAM: "
-        f"{rows['ram']['added_share_of_data']:.4f} of the data"
-    )
+    told = [f"mapped: {rows['mmap']['added_anonymous_mib']:,.1f} MiB"]
+    if "ram" in rows:
+        told.append(f"in RAM: {rows['ram']['added_share_of_data']:.4f} of the data")
+    return f"memory beyond jax's own, for {size:.2f} GiB of tokens | {'; '.join(told)}"
 
 
 def scale(result: dict[str, Any]) -> str:
