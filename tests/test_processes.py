@@ -428,3 +428,39 @@ def test_a_run_goes_on_in_order_with_other_processes_batches_files_and_residency
         first = 64 * (state + 1)
         after, _ = leg(count, states[state], **how)
         assert after == whole[first : first + how["batch"] * how["steps"]], (count, state)
+
+
+ORBAX = """
+    import orbax.checkpoint as ocp
+    FOLDER = {folder!r}
+    tokens = tl.open_tokens(np.arange(40_000, dtype=np.uint32))
+    where = NamedSharding(mesh((jax.device_count(), 1)), P("data"))
+    with jax.transfer_guard("allow"):
+        params = {{"w": jax.device_put(np.zeros((8, 4), np.float32), where)}}
+        with (
+            tl.TokenLoader(tokens, 16, 128, sharding=where) as loader,
+            ocp.CheckpointManager(FOLDER) as manager,
+        ):
+            if {save}:
+                for _ in range(5):
+                    next(loader)
+                manager.save(5, args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(jax.tree.map(lambda x: x + 5, params)),
+                    loader=ocp.args.JsonSave(loader.get_state()),
+                ))
+            else:
+                saved = manager.restore(5, args=ocp.args.Composite(
+                    params=ocp.args.StandardRestore(params), loader=ocp.args.JsonRestore(),
+                ))
+                loader.set_state(saved.loader)
+                assert everywhere(saved.params["w"]).tolist() == [[5.0] * 4] * 8
+                print(everywhere(next(loader).inputs)[:, 0].tolist())
+"""
+
+
+def test_a_state_in_an_orbax_checkpoint_beside_params_is_restored_by_other_processes(tmp_path):
+    folder = str(tmp_path / "checkpoints")
+    run(2, ORBAX.format(folder=folder, save=True))
+    printed = run(4, ORBAX.format(folder=folder, save=False))
+    starts = tl.ShuffledEpochs(0).starts(range(80, 96), num_tokens=40_000, seq_len=128)
+    assert printed == [f"{starts.tolist()}\n"] * 4
