@@ -1,6 +1,8 @@
 """Checking: each thing that may be wrong with tokens, and what is counted, against a naive reference."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 
 import tokenloader as tl
 from tokenloader import _check
-from tokenloader._check import check
+from tokenloader._check import Report, check
+from tokenloader._repeats import Firsts
+from tokenloader._scan import Reader
 
 END = 50_256
 
@@ -234,3 +238,36 @@ def test_a_file_and_its_parts_give_one_report(tmp_path):
         np.save(tmp_path / f"{i}.npy", part)
     report = check(tl.open_tokens(sorted(tmp_path.glob("*.npy"))))
     assert report == checked(ids)
+
+
+def test_a_document_past_2_32_tokens_has_its_length(tmp_path):
+    with open(tmp_path / "sparse.bin", "wb") as file:
+        file.truncate(2**32 + 100)
+    report = Report(2**32 + 100, "uint8")
+    with Reader(tl.open_tokens(tmp_path / "sparse.bin", dtype="uint8")) as reader:
+        counter = _check._DocumentCounter(reader, report)
+        block = _check._look(np.array([0, 0, 200], np.uint8), 2**32 + 50, 200, None, Firsts(reader))
+        counter.append(block)
+        counter.finish()
+    assert (report.num_documents, report.longest_length) == (2, 2**32 + 52)
+    assert report.lengths[32:] == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ru_maxrss is in bytes")
+def test_checking_takes_hardly_any_memory(tmp_path):
+    """Of the process's own: what is read stays in the page cache, and is not mapped."""
+    ids = joined(many([20_000] * 100))
+    tl.write_tokens(tmp_path / "a.safetensors", [ids] * 50)
+    code = f"""if True:
+        import resource
+        import tokenloader as tl
+        from tokenloader import _check
+        scan = _check.scan
+        _check.scan = lambda tokens, look: scan(tokens, look, 20_000)  # so that all documents straddle
+        with tl.open_tokens({str(tmp_path / "a.safetensors")!r}) as tokens:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            _check.check(tokens)
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100 << 10  # KiB; the file has 190 MiB

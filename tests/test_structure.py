@@ -39,6 +39,7 @@ ROOMS = [
     "_convert",
     "_scan",
     "_documents",
+    "_repeats",
     "_runs",
     "_suspicion",
     "_check",

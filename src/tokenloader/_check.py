@@ -6,25 +6,17 @@ second look at those documents only that may be there twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tokenloader._documents import (
-    Documents,
-    Keys,
-    Repeats,
-    duplicates,
-    join,
-    keys_of,
-    probes,
-    shared,
-)
+from tokenloader._documents import Documents, Keys, join, keys_of, probes
+from tokenloader._repeats import Firsts, Repeats, duplicates, shared
 from tokenloader._runs import Run, Runs, runs_in
-from tokenloader._scan import scan
+from tokenloader._scan import Reader, scan
 from tokenloader._suspicion import suspicion
 from tokenloader._tokens import TokenArray
 
@@ -160,21 +152,26 @@ def _pass(
     progress: bool,
 ) -> tuple[Report, Keys]:
     report = Report(len(tokens), tokens.dtype.name, end_of_text=end_of_text)
-    runs, documents = Runs(), _DocumentCounter(tokens, report)
+    runs = Runs()
     lowest, highest = [], []
+    with (
+        Reader(tokens) as reader,
+        tqdm(
+            total=tokens.nbytes,
+            desc=title,
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+            disable=not progress,
+            leave=False,
+        ) as bar,
+    ):
+        documents = _DocumentCounter(reader, report)
+        firsts = Firsts(reader)
 
-    def look(ids: NDArray[Any], start: int) -> _Block:
-        return _look(ids, start, end_of_text, vocab_size)
+        def look(ids: NDArray[Any], start: int) -> _Block:
+            return _look(ids, start, end_of_text, vocab_size, firsts)
 
-    with tqdm(
-        total=tokens.nbytes,
-        desc=title,
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        disable=not progress,
-        leave=False,
-    ) as bar:
         for start, stop, block in scan(tokens, look):
             lowest.append(block.lowest)
             highest.append(block.highest)
@@ -185,10 +182,10 @@ def _pass(
             runs.append(block.runs)
             documents.append(block)
             bar.update((stop - start) * tokens.dtype.itemsize)
+        documents.finish()
     runs.finish()
     report.lowest_id, report.highest_id = min(lowest), max(highest)
     report.num_runs, report.run_tokens, report.longest_runs = runs.count, runs.tokens, runs.longest
-    documents.finish()
     report.compared_one_in = documents.keys.one_in
     return report, documents.keys
 
@@ -217,7 +214,13 @@ class _Block:
     runs: list[Run]
 
 
-def _look(ids: NDArray[Any], start: int, end_of_text: int | None, vocab_size: int | None) -> _Block:
+def _look(
+    ids: NDArray[Any],
+    start: int,
+    end_of_text: int | None,
+    vocab_size: int | None,
+    firsts: Firsts,
+) -> _Block:
     lowest, highest = int(ids.min()), int(ids.max())
     num_past, first_past = 0, None
     if vocab_size is not None and highest >= vocab_size:
@@ -238,7 +241,8 @@ def _look(ids: NDArray[Any], start: int, end_of_text: int | None, vocab_size: in
     there = lengths > 0
     starts, lengths = starts[there], lengths[there]
     keys = keys_of(ids[probes(starts, lengths)], lengths, xors[1 : len(ends)][there])
-    documents = Documents(keys, starts + start, lengths.astype(np.uint32))
+    documents = Documents(keys, starts + start, lengths, np.full(len(keys), -1))
+    documents = replace(documents, copied=firsts.copied(ids, start, documents))
     return _Block(
         lowest=lowest,
         highest=highest,
@@ -259,11 +263,11 @@ _OTHER = {50256: 50257, 50257: 50256}
 class _DocumentCounter:
     """Counts the documents of the blocks in order, also those that straddle blocks."""
 
-    def __init__(self, tokens: TokenArray, report: Report) -> None:
-        self._tokens, self._report = tokens, report
+    def __init__(self, reader: Reader, report: Report) -> None:
+        self._reader, self._report = reader, report
         self._begun = 0  # where the document begins that the next end-of-text ends
         self._xor = 0  # of its ids so far
-        self._by_bits = np.zeros(33, np.int64)
+        self._by_bits = np.zeros(64, np.int64)
         self.keys = Keys()
 
     def append(self, block: _Block) -> None:
@@ -284,7 +288,7 @@ class _DocumentCounter:
         """There are no more tokens; what follows the last end-of-text is a document too."""
         report = self._report
         if report.num_end_of_text:
-            self._count(self._straddling(len(self._tokens)))
+            self._count(self._straddling(report.num_tokens))
         by_bits = self._by_bits.tolist()
         report.lengths = by_bits[: max((i + 1 for i, n in enumerate(by_bits) if n), default=0)]
         kept = self.keys.documents().lengths
@@ -296,12 +300,12 @@ class _DocumentCounter:
             return join([])
         start = np.array([self._begun], np.int64)
         length = np.array([stop - self._begun], np.int64)
-        probed = self._tokens.gather(probes(start, length)[0], 1).reshape(1, -1)
-        kept_length = length.clip(max=2**32 - 1).astype(np.uint32)
-        xor = np.array([self._xor]).astype(
-            self._tokens.dtype
-        )  # as the others': ids may be negative
-        return Documents(keys_of(probed, length, xor), start, kept_length)
+        probed = np.empty((1, probes(start, length).size), self._reader.dtype)
+        # Read, not mapped: each page touched would bring its neighbours into the process's memory.
+        for i, position in enumerate(probes(start, length)[0].tolist()):
+            self._reader.read(position, probed[0, i : i + 1])
+        xor = np.array([self._xor]).astype(probed.dtype)  # as the others': ids may be negative
+        return Documents(keys_of(probed, length, xor), start, length, np.array([-1]))
 
     def _count(self, documents: Documents) -> None:
         lengths = documents.lengths
@@ -310,7 +314,7 @@ class _DocumentCounter:
         self._report.num_documents += len(lengths)
         self._report.longest_length = max(self._report.longest_length, int(lengths.max()))
         bits = np.frexp(lengths.astype(np.float64))[1] - 1  # exact: the exponent of an integer
-        self._by_bits += np.bincount(bits, minlength=33)
+        self._by_bits += np.bincount(bits, minlength=64)
         self.keys.append(documents)
 
 

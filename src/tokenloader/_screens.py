@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # a command's screen needs no other command's room, nor jax
     from tokenloader._bench import Bench, Speed
     from tokenloader._check import Report
     from tokenloader._devices import Device
-    from tokenloader._documents import Repeats
     from tokenloader._info import Info
+    from tokenloader._repeats import Repeats
     from tokenloader._replay import Replayed
     from tokenloader._tokenize import Tokenized
 
