@@ -457,3 +457,10 @@ def test_documents_are_what_a_loop_over_the_sequences_finds(tmp_path, seed):
     path = write_megatron(tmp_path / "t", sequences, entries)
     naive = [sum(lengths[:entry].tolist()) for entry in entries]
     assert read_documents(locate(path, key="tokens", dtype=None)).tolist() == naive
+
+
+@pytest.mark.parametrize("length", [240, 249, 251, 255])
+def test_a_name_that_leaves_no_room_for_the_index_s_name_has_none(tmp_path, length):
+    path = tmp_path / ("a" * length)
+    path.write_bytes(TOKENS.tobytes())
+    np.testing.assert_array_equal(open_tokens(path, dtype="uint16")[:], TOKENS)

@@ -1,4 +1,4 @@
-"""Documents: the stretches between end-of-text tokens, and keys that agree for equal ones.
+"""Documents: the stretches of tokens that are one text each, and keys that agree for equal ones.
 
 A document's key is a hash of its length, of 32 of its tokens, evenly spread from the first to the
 last, and of the exclusive or of all of them, which numpy takes at the speed of memory. Equal

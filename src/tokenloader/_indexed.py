@@ -16,6 +16,7 @@ Opening reads no more than the two ends of an index: with 10^7 documents it has 
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,9 +107,9 @@ def find_datatrove(candidate: Candidate, key: str) -> Extent:
     index_path, metadata_path = (
         path.with_name(path.name + suffix) for suffix in (".index", ".metadata")
     )
-    if index_path.is_file():
+    if _is_there(index_path):
         num_tokens, teller = _last_document_end(index_path), index_path
-    elif metadata_path.is_file():
+    elif _is_there(metadata_path):
         num_tokens, teller = _count_in_metadata(metadata_path), metadata_path
     else:
         raise NotThisFormatError(f"there is no {path.name}.index or .metadata beside it")
@@ -225,6 +226,16 @@ def _check_sequences(index: _MegatronIndex, first: int, count: int) -> int:
             f"order, so write the data set again"
         )
     return int(ends[-1])
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; none has a name that is longer than names may be."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
 
 
 def _last_document_end(index_path: Path) -> int:

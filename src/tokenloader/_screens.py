@@ -68,10 +68,12 @@ def check_screen(report: Report, blocks: str = "█") -> str:
         times = "time" if report.num_end_of_text == 1 else "times"
         count = f"{report.num_end_of_text:,} {times}, one in {rate:,.1f} tokens"
         lines += _row("end of text", f"id {report.end_of_text}, {count}")
-        empty = f", and {report.num_empty:,} empty" if report.num_empty else ""
-        lines += _row("documents", f"{report.num_documents:,}{empty}")
     else:
         lines += _row("end of text", "none found")
+    if report.num_documents:
+        empty = f", and {report.num_empty:,} empty" if report.num_empty else ""
+        index = ", by the document index" if report.has_index else ""
+        lines += _row("documents", f"{report.num_documents:,}{empty}{index}")
     lines += _row("runs", _runs(report))
     if report.repeated is not None:
         lines += _row("duplicates", _repeats(report.repeated, "that repeat an earlier one"))
