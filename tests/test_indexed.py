@@ -132,7 +132,10 @@ def test_megatron_tokens_of_each_dtype(tmp_path, code, dtype):
 def test_megatron_data_that_is_no_tokens_is_refused_with_its_dtype(tmp_path, code):
     dtype = {2: "int8", 3: "int16", 6: "float64", 7: "float32"}[code]
     path = write_megatron(tmp_path / "t", [np.ones(4, dtype)], None, dtype, code)
-    fails(lambda: open_tokens(path), f"t.idx: its data is of dtype {dtype} cannot hold token ids")
+    fails(
+        lambda: open_tokens(path),
+        f"t.idx: its data is of dtype {dtype}, which cannot hold token ids",
+    )
 
 
 def test_megatron_int64_tokens_that_begin_like_safetensors_are_megatrons(tmp_path):

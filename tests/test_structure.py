@@ -62,6 +62,7 @@ ROOMS = [
     "_devices",
     "_bench",
     "_screens",
+    "_console",
     "cli",
     "__main__",
     "__init__",

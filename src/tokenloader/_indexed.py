@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader._extent import (
+    CONVERT_IT,
     Candidate,
     DoubtfulFormatError,
     Extent,
@@ -194,7 +195,7 @@ def _read_megatron_header(index_path: Path) -> _MegatronIndex:
         raise ValueError(
             f"{index_path}: the code of its dtype is {code}; known are {known}. Fetch or write it again"
         )
-    dtype = token_dtype(_MEGATRON_DTYPES[code], f"{index_path}: its data is of dtype ")
+    dtype = token_dtype(_MEGATRON_DTYPES[code], f"{index_path}: its data is of dtype ", CONVERT_IT)
     needed = _MEGATRON_HEADER.size + 12 * num_sequences + 8 * num_entries
     if size_bytes not in (needed, needed + num_sequences):  # with modes, in multimodal data
         raise ValueError(
