@@ -1,6 +1,8 @@
 """Checking: each thing that may be wrong with tokens, and what is counted, against a naive reference."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 
 import tokenloader as tl
 from tokenloader import _check
-from tokenloader._check import check
+from tokenloader._check import Report, check
+from tokenloader._repeats import Firsts
+from tokenloader._scan import Reader
 
 END = 50_256
 
@@ -195,7 +199,9 @@ def test_an_end_of_text_that_is_not_known_may_be_said():
 
 def test_without_documents_there_is_nothing_to_compare():
     report = checked(text(1000), against=tl.open_tokens(text(1000)))
-    assert report.problems == ["without an end-of-text id there are no documents to compare"]
+    assert report.problems == [
+        "without an end-of-text id or a document index there are no documents to compare"
+    ]
 
 
 def test_an_end_of_text_that_the_dtype_cannot_hold_is_not_there():
@@ -234,3 +240,90 @@ def test_a_file_and_its_parts_give_one_report(tmp_path):
         np.save(tmp_path / f"{i}.npy", part)
     report = check(tl.open_tokens(sorted(tmp_path.glob("*.npy"))))
     assert report == checked(ids)
+
+
+def test_a_document_past_2_32_tokens_has_its_length(tmp_path):
+    with open(tmp_path / "sparse.bin", "wb") as file:
+        file.truncate(2**32 + 100)
+    report = Report(2**32 + 100, "uint8")
+    with Reader(tl.open_tokens(tmp_path / "sparse.bin", dtype="uint8")) as reader:
+        counter = _check._DocumentCounter(reader, report)
+        block = _check._look(
+            np.array([0, 0, 200], np.uint8), 2**32 + 50, 200, None, None, Firsts(reader)
+        )
+        counter.append(block)
+        counter.finish()
+    assert (report.num_documents, report.longest_length) == (2, 2**32 + 52)
+    assert report.lengths[32:] == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ru_maxrss is in bytes")
+def test_checking_takes_hardly_any_memory(tmp_path):
+    """Of the process's own: what is read stays in the page cache, and is not mapped."""
+    ids = joined(many([20_000] * 100))
+    tl.write_tokens(tmp_path / "a.safetensors", [ids] * 50)
+    code = f"""if True:
+        import resource
+        import tokenloader as tl
+        from tokenloader import _check
+        scan = _check.scan
+        _check.scan = lambda tokens, look: scan(tokens, look, 20_000)  # so that all documents straddle
+        with tl.open_tokens({str(tmp_path / "a.safetensors")!r}) as tokens:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            _check.check(tokens)
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100 << 10  # KiB; the file has 190 MiB
+
+
+def indexed(folder, documents, name="a"):
+    """A datatrove file of documents that nothing ends but the index."""
+    np.concatenate(documents).astype(np.uint16).tofile(folder / f"{name}.ds")
+    np.cumsum([len(one) for one in documents]).astype(np.uint64).tofile(folder / f"{name}.ds.index")
+    return tl.open_tokens(folder / f"{name}.ds")
+
+
+@pytest.mark.parametrize("empty", [[], [0], [0, 1, 7, 7], [-1, -1]])
+def test_without_an_end_of_text_id_documents_are_those_of_the_index(tmp_path, small_blocks, empty):
+    documents = many(LENGTHS)
+    documents = documents[:-1] + documents[17:19] + documents[-1:]
+    for at in empty:
+        documents.insert(at % (len(documents) + 1), documents[0][:0])
+    report = check(indexed(tmp_path, documents))
+    assert (report.has_index, report.end_of_text, report.num_end_of_text) == (True, None, 0)
+    assert (report.num_documents, report.num_empty) == (302, len(empty))
+    assert report.longest_length == max(LENGTHS)
+    assert report.repeated.documents == 2
+    assert report.repeated.tokens == LENGTHS[17] + LENGTHS[18]
+    assert report.problems == []
+    (note,) = report.notes
+    assert note.endswith("so documents are those of the index; --end-of-text says which it is")
+
+
+def test_documents_of_an_index_are_compared_with_others(tmp_path):
+    documents = many(LENGTHS)
+    report = check(
+        indexed(tmp_path, documents),
+        against=indexed(tmp_path, [*many([50] * 9, seed=5), documents[3]], "b"),
+    )
+    assert (report.shared.documents, report.shared.tokens) == (1, LENGTHS[3])
+    assert report.shared.examples[0].other_start == 450
+
+
+def test_other_tokens_without_documents_are_a_problem(tmp_path):
+    documents, other = many(LENGTHS), tl.open_tokens(text(1000))
+    report = check(indexed(tmp_path, documents), against=other)
+    assert report.problems == [
+        "the other tokens have no document index, so no documents to compare"
+    ]
+    report = checked(joined(documents), against=other)
+    assert report.problems == [
+        "the other tokens have no end-of-text id 50256, so no documents to compare"
+    ]
+
+
+def test_where_an_end_of_text_id_is_found_it_and_not_the_index_ends_documents(tmp_path):
+    ids = joined(many(LENGTHS))
+    report = check(indexed(tmp_path, [ids]))
+    assert (report.has_index, report.end_of_text, report.num_documents) == (False, END, 300)

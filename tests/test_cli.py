@@ -447,3 +447,14 @@ def test_click_errors_of_other_kinds_are_one_line_too(run, monkeypatch):
     status, _, err = run("info", "train.npy")
     assert status == 2
     assert err.count("\n") == 1
+
+
+def test_one_of_anything_is_said_in_the_singular(run):
+    np.save("a.npy", np.array([5, 50256] * 3 + [6, 7, 50256], np.uint16))
+    _, out, _ = run("check", "a.npy")
+    assert "2 documents that repeat an earlier one, 2 tokens" in out
+    assert "1 token 3 times, first at token 0" in out
+    np.save("b.npy", np.array([5, 50256], np.uint16))
+    _, out, _ = run("check", "b.npy", "--against", "a.npy")
+    assert "1 document that the other tokens have too, 1 token\n" in out
+    assert "id 50256, 1 time, one in 2.0 tokens" in out

@@ -114,7 +114,7 @@ def test_an_npy_file_of_another_dtype_is_refused_with_its_dtype(file, dtype):
     array = np.zeros(4, dtype)
     fails(
         file("t.npy", npy_bytes(array)),
-        f"the array is of dtype {array.dtype.name} cannot hold token ids",
+        f"the array is of dtype {array.dtype.name}, which cannot hold token ids",
         "uint8, uint16, uint32, int32, int64",
     )
 
@@ -122,7 +122,9 @@ def test_an_npy_file_of_another_dtype_is_refused_with_its_dtype(file, dtype):
 def test_an_npy_file_of_objects_is_refused_and_not_unpickled(file):
     data = io.BytesIO()
     np.save(data, np.array([1, "a", None], object), allow_pickle=True)
-    fails(file("t.npy", data.getvalue()), "the array is of dtype object cannot hold token ids")
+    fails(
+        file("t.npy", data.getvalue()), "the array is of dtype object, which cannot hold token ids"
+    )
 
 
 def test_an_npy_file_without_tokens_is_refused(file):
@@ -330,13 +332,13 @@ def test_dtype_is_refused_for_a_file_whose_header_tells_it(file, given):
 @pytest.mark.parametrize(
     ("dtype", "named"),
     [
-        ("int8", "dtype=int8 cannot hold"),
-        ("int16", "dtype=int16 cannot hold"),
-        ("uint64", "dtype=uint64 cannot hold"),
-        (np.float32, "dtype=float32 cannot hold"),
-        (bool, "dtype=bool cannot hold"),
-        (">u2", "dtype=uint16 in big-endian byte order cannot hold"),
-        (object, "dtype=object cannot hold"),
+        ("int8", "dtype=int8, which cannot hold"),
+        ("int16", "dtype=int16, which cannot hold"),
+        ("uint64", "dtype=uint64, which cannot hold"),
+        (np.float32, "dtype=float32, which cannot hold"),
+        (bool, "dtype=bool, which cannot hold"),
+        (">u2", "dtype=uint16 in big-endian byte order, which cannot hold"),
+        (object, "dtype=object, which cannot hold"),
         ("nonsense", "dtype='nonsense' is not a dtype"),
         (3, "dtype=3 is not a dtype"),
     ],
@@ -393,7 +395,7 @@ def test_every_token_dtype_is_accepted_and_is_native():
 
 
 def test_the_message_about_a_dtype_begins_with_where_it_was_found():
-    with pytest.raises(ValueError, match=r"^the book: float64 cannot hold token ids"):
+    with pytest.raises(ValueError, match=r"^the book: float64, which cannot hold token ids"):
         token_dtype(float, "the book: ")
 
 

@@ -132,7 +132,10 @@ def test_megatron_tokens_of_each_dtype(tmp_path, code, dtype):
 def test_megatron_data_that_is_no_tokens_is_refused_with_its_dtype(tmp_path, code):
     dtype = {2: "int8", 3: "int16", 6: "float64", 7: "float32"}[code]
     path = write_megatron(tmp_path / "t", [np.ones(4, dtype)], None, dtype, code)
-    fails(lambda: open_tokens(path), f"t.idx: its data is of dtype {dtype} cannot hold token ids")
+    fails(
+        lambda: open_tokens(path),
+        f"t.idx: its data is of dtype {dtype}, which cannot hold token ids",
+    )
 
 
 def test_megatron_int64_tokens_that_begin_like_safetensors_are_megatrons(tmp_path):
@@ -457,3 +460,10 @@ def test_documents_are_what_a_loop_over_the_sequences_finds(tmp_path, seed):
     path = write_megatron(tmp_path / "t", sequences, entries)
     naive = [sum(lengths[:entry].tolist()) for entry in entries]
     assert read_documents(locate(path, key="tokens", dtype=None)).tolist() == naive
+
+
+@pytest.mark.parametrize("length", [240, 249, 251, 255])
+def test_a_name_that_leaves_no_room_for_the_index_s_name_has_none(tmp_path, length):
+    path = tmp_path / ("a" * length)
+    path.write_bytes(TOKENS.tobytes())
+    np.testing.assert_array_equal(open_tokens(path, dtype="uint16")[:], TOKENS)

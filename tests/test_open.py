@@ -303,3 +303,11 @@ def test_the_documents_past_32_bits_are_in_64(tmp_path):
         ends = [2**31 + 7, num_tokens]
         assert tokens.documents.tolist() == [0, *ends, *(num_tokens + end for end in ends)]
     path.unlink()
+
+
+@pytest.mark.parametrize("scheme", ["https://", "s3://", "gs://"])
+def test_an_address_that_is_not_read_is_said_to_be_one(scheme):
+    with pytest.raises(
+        ValueError, match=f"^{scheme}bucket/train.bin: {scheme} addresses are not read"
+    ):
+        open_tokens(f"{scheme}bucket/train.bin")

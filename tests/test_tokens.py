@@ -950,7 +950,9 @@ def test_an_array_that_is_not_flat_is_refused_with_its_shape(shape):
 @pytest.mark.parametrize("dtype", ["float32", "bool", "int8", "int16", "uint64", "object", "U2"])
 def test_an_array_of_another_dtype_is_refused_with_its_dtype(dtype):
     array = np.zeros(3, dtype)
-    with pytest.raises(ValueError, match=f"^the array is of dtype {array.dtype.name} cannot hold"):
+    with pytest.raises(
+        ValueError, match=f"^the array is of dtype {array.dtype.name}, which cannot hold"
+    ):
         open_tokens(array)
 
 

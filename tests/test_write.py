@@ -96,7 +96,7 @@ def test_the_largest_ids_of_unsigned_integers_are_compared_exactly(path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ([1, 2, 3], r"arrays\[0\] is int64\[\]; needed is a 1-D array of integers"),
+        ([1, 2, 3], r"arrays\[0\] is the single id 1; needed is a 1-D array of integers"),
         ([np.zeros(2, int), np.zeros((2, 3), int)], r"arrays\[1\] is int64\[2, 3\]"),
         ([np.zeros(2)], r"arrays\[0\] is float64\[2\]"),
         ([np.array([True])], r"arrays\[0\] is bool\[1\]"),
@@ -122,7 +122,9 @@ def test_no_tokens_at_all_are_refused(path, arrays):
 
 
 def test_a_dtype_that_holds_no_tokens_is_refused(path):
-    with pytest.raises(ValueError, match="dtype=float32 cannot hold token ids"):
+    with pytest.raises(
+        ValueError, match=r"dtype=float32, which cannot hold token ids here; needed is .* int64$"
+    ):
         write_tokens(path, [], "float32")
 
 
@@ -291,3 +293,13 @@ def test_memory_does_not_grow_with_the_file(path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert path.stat().st_size > 128 << 20
     assert int(done.stdout) < 32 << 20
+
+
+def test_a_single_id_and_ragged_lists_are_refused_with_their_number(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"arrays\[0\] is the single id 7; .* pass np.array\(ids\)"
+    ):
+        tl.write_tokens(tmp_path / "a.safetensors", [7, 8])
+    with pytest.raises(ValueError, match=r"arrays\[1\] is no array \(.*needed is a 1-D array"):
+        tl.write_tokens(tmp_path / "a.safetensors", [[7], [1, [2]]])
+    assert not list(tmp_path.iterdir())

@@ -6,25 +6,17 @@ second look at those documents only that may be there twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tokenloader._documents import (
-    Documents,
-    Keys,
-    Repeats,
-    duplicates,
-    join,
-    keys_of,
-    probes,
-    shared,
-)
+from tokenloader._documents import Documents, Keys, join, keys_of, probes
+from tokenloader._repeats import Firsts, Repeats, duplicates, shared
 from tokenloader._runs import Run, Runs, runs_in
-from tokenloader._scan import scan
+from tokenloader._scan import Reader, scan
 from tokenloader._suspicion import suspicion
 from tokenloader._tokens import TokenArray
 
@@ -51,8 +43,9 @@ class Report:
         end_of_text: the id between documents; None: none was found.
         num_end_of_text: how many there are.
         other_end_of_text: how many there are of 50257 where 50256 ends documents, and the reverse.
-        num_documents: that are not empty. 0 without end_of_text.
-        num_empty: documents of no token: two end-of-text ids in a row.
+        has_index: whether documents are those of the files' document index: where there is no end_of_text.
+        num_documents: that are not empty. 0 without end_of_text and index.
+        num_empty: documents of no token: of two end-of-text ids in a row, for one.
         median_length, longest_length: of documents, tokens; the median of those kept for comparing.
         lengths: documents of length [2**i, 2**(i + 1)), for each i from 0.
         num_runs, run_tokens, longest_runs: of one token, 64 times or more in a row.
@@ -72,6 +65,7 @@ class Report:
     end_of_text: int | None = None
     num_end_of_text: int = 0
     other_end_of_text: int = 0
+    has_index: bool = False
     num_documents: int = 0
     num_empty: int = 0
     median_length: int = 0
@@ -97,7 +91,8 @@ def check(
 
     Args:
         vocab_size: ids must be below it; None: this is not checked.
-        end_of_text: the id between documents; None: the one of KNOWN_END_OF_TEXT that is there.
+        end_of_text: the id between documents; None: the one of KNOWN_END_OF_TEXT that is there, or
+            without one the document index of the files, where they have it.
         against: tokens that should have no document in common with these.
 
     Raises:
@@ -110,22 +105,9 @@ def check(
     problems, notes = report.problems, report.notes
     if suspected := suspicion(sample):
         problems.append(suspected)
-    if report.lowest_id < 0:
-        problems.append(f"the lowest id is {report.lowest_id:,}; ids are 0 or more")
-    if vocab_size is not None and report.highest_id >= vocab_size:
-        problems.append(
-            f"{_count(report.num_past, 'id')} of {vocab_size:,} or more, the first at token "
-            f"{report.first_past:,}, the highest {report.highest_id:,}: the vocabulary ends at "
-            f"{vocab_size - 1:,}"
-        )
-    for run in report.longest_runs:
-        if run.length >= _HOLE_TOKENS:
-            problems.append(
-                f"token {run.token} fills {run.length:,} positions from {run.start:,} on; is a part of "
-                f"the file missing?"
-            )
+    _judge_ids(report, vocab_size)
     _judge_end_of_text(report)
-    if end_of_text is not None:
+    if end_of_text is not None or report.has_index:
         documents = keys.documents()
         repeated = report.repeated = duplicates(tokens, documents)
         if repeated.documents > _MANY_DUPLICATES * len(documents.keys):
@@ -133,7 +115,12 @@ def check(
                 f"{repeated.documents / len(documents.keys):.1%} of the documents repeat an earlier one"
             )
         if against is not None:
-            _, other_keys = _pass(against, end_of_text, None, "reading the other", progress)
+            other, other_keys = _pass(against, end_of_text, None, "reading the other", progress)
+            if not other.num_documents:
+                lacking = (
+                    "document index" if end_of_text is None else f"end-of-text id {end_of_text}"
+                )
+                problems.append(f"the other tokens have no {lacking}, so no documents to compare")
             one_in = report.compared_one_in = max(keys.one_in, other_keys.one_in)
             found = report.shared = shared(
                 tokens, documents.sample(one_in), against, other_keys.documents().sample(one_in)
@@ -144,7 +131,9 @@ def check(
                     f"{'is' if found.documents == 1 else 'are'} in the other tokens too"
                 )
     elif against is not None:
-        problems.append("without an end-of-text id there are no documents to compare")
+        problems.append(
+            "without an end-of-text id or a document index there are no documents to compare"
+        )
     if report.compared_one_in > 1:
         notes.append(
             f"documents were compared by a sample, 1 in {report.compared_one_in}: multiply by it"
@@ -159,22 +148,38 @@ def _pass(
     title: str,
     progress: bool,
 ) -> tuple[Report, Keys]:
-    report = Report(len(tokens), tokens.dtype.name, end_of_text=end_of_text)
-    runs, documents = Runs(), _DocumentCounter(tokens, report)
+    index = tokens.documents if end_of_text is None else None
+    report = Report(
+        len(tokens), tokens.dtype.name, end_of_text=end_of_text, has_index=index is not None
+    )
+    borders = None
+    if index is not None:
+        borders = np.unique(index)[1:]
+        report.num_empty = len(index) - 1 - len(borders)
+    runs = Runs()
     lowest, highest = [], []
+    with (
+        Reader(tokens) as reader,
+        tqdm(
+            total=tokens.nbytes,
+            desc=title,
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+            disable=not progress,
+            leave=False,
+        ) as bar,
+    ):
+        documents = _DocumentCounter(reader, report)
+        firsts = Firsts(reader)
 
-    def look(ids: NDArray[Any], start: int) -> _Block:
-        return _look(ids, start, end_of_text, vocab_size)
+        def look(ids: NDArray[Any], start: int) -> _Block:
+            within = None
+            if borders is not None:
+                first, last = np.searchsorted(borders, [start, start + len(ids)], side="right")
+                within = borders[first:last] - start
+            return _look(ids, start, end_of_text, within, vocab_size, firsts)
 
-    with tqdm(
-        total=tokens.nbytes,
-        desc=title,
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        disable=not progress,
-        leave=False,
-    ) as bar:
         for start, stop, block in scan(tokens, look):
             lowest.append(block.lowest)
             highest.append(block.highest)
@@ -185,10 +190,10 @@ def _pass(
             runs.append(block.runs)
             documents.append(block)
             bar.update((stop - start) * tokens.dtype.itemsize)
+        documents.finish()
     runs.finish()
     report.lowest_id, report.highest_id = min(lowest), max(highest)
     report.num_runs, report.run_tokens, report.longest_runs = runs.count, runs.tokens, runs.longest
-    documents.finish()
     report.compared_one_in = documents.keys.one_in
     return report, documents.keys
 
@@ -199,9 +204,10 @@ class _Block:
 
     Attributes:
         num_past, first_past: how many ids are past the vocabulary, and where the first of them is.
-        ends: int64 [n], positions of end-of-text.
-        documents: those that lie whole between two of them and are not empty.
-        head, tail: the exclusive or of the ids before the first end-of-text, and after the last; without
+        stops, nexts: int64 [n], where documents stop and the next ones begin: an end-of-text later, or,
+            by an index, there.
+        documents: those that begin and stop here and are not empty.
+        head, tail: the exclusive or of the ids before the first stop, and from the last next on; without
             one, all is head.
     """
 
@@ -209,7 +215,8 @@ class _Block:
     highest: int
     num_past: int
     first_past: int | None
-    ends: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    nexts: NDArray[np.int64]
     num_other: int
     documents: Documents
     head: int
@@ -217,34 +224,45 @@ class _Block:
     runs: list[Run]
 
 
-def _look(ids: NDArray[Any], start: int, end_of_text: int | None, vocab_size: int | None) -> _Block:
+def _look(
+    ids: NDArray[Any],
+    start: int,
+    end_of_text: int | None,
+    borders: NDArray[np.int64] | None,  # [n], after `start`, each once; None: without an index
+    vocab_size: int | None,
+    firsts: Firsts,
+) -> _Block:
     lowest, highest = int(ids.min()), int(ids.max())
     num_past, first_past = 0, None
     if vocab_size is not None and highest >= vocab_size:
         past = ids >= vocab_size
         num_past, first_past = int(np.count_nonzero(past)), start + int(past.argmax())
-    ends = np.empty(0, np.int64)
+    stops = nexts = np.empty(0, np.int64) if borders is None else borders
     num_other = 0
     if end_of_text is not None and end_of_text <= np.iinfo(ids.dtype).max:
-        ends = np.flatnonzero(ids == ids.dtype.type(end_of_text))
+        stops = np.flatnonzero(ids == ids.dtype.type(end_of_text))
+        nexts = stops + 1
         other = _OTHER.get(end_of_text)
         if other is not None and other <= np.iinfo(ids.dtype).max:
             num_other = int(np.count_nonzero(ids == ids.dtype.type(other)))
-    begins = np.append(0, ends + 1)
+    begins = np.append(0, nexts)
     xors = np.bitwise_xor.reduceat(ids, begins[begins < len(ids)])
-    xors[: len(ends)] ^= ids[ends]
-    tail = int(xors[-1]) if 0 < len(ends) < len(xors) else 0
-    starts, lengths = ends[:-1] + 1, np.diff(ends) - 1
+    if end_of_text is not None:
+        xors[: len(stops)] ^= ids[stops]
+    tail = int(xors[-1]) if 0 < len(stops) < len(xors) else 0
+    starts, lengths = nexts[:-1], stops[1:] - nexts[:-1]
     there = lengths > 0
     starts, lengths = starts[there], lengths[there]
-    keys = keys_of(ids[probes(starts, lengths)], lengths, xors[1 : len(ends)][there])
-    documents = Documents(keys, starts + start, lengths.astype(np.uint32))
+    keys = keys_of(ids[probes(starts, lengths)], lengths, xors[1 : len(stops)][there])
+    documents = Documents(keys, starts + start, lengths, np.full(len(keys), -1))
+    documents = replace(documents, copied=firsts.copied(ids, start, documents))
     return _Block(
         lowest=lowest,
         highest=highest,
         num_past=num_past,
         first_past=first_past,
-        ends=ends + start,
+        stops=stops + start,
+        nexts=nexts + start,
         num_other=num_other,
         documents=documents,
         head=int(xors[0]),
@@ -259,32 +277,32 @@ _OTHER = {50256: 50257, 50257: 50256}
 class _DocumentCounter:
     """Counts the documents of the blocks in order, also those that straddle blocks."""
 
-    def __init__(self, tokens: TokenArray, report: Report) -> None:
-        self._tokens, self._report = tokens, report
-        self._begun = 0  # where the document begins that the next end-of-text ends
+    def __init__(self, reader: Reader, report: Report) -> None:
+        self._reader, self._report = reader, report
+        self._begun = 0  # where the document begins that stops next
         self._xor = 0  # of its ids so far
-        self._by_bits = np.zeros(33, np.int64)
+        self._by_bits = np.zeros(64, np.int64)
         self.keys = Keys()
 
     def append(self, block: _Block) -> None:
         self._xor ^= block.head
-        if not len(block.ends):
+        if not len(block.stops):
             return
-        first, last = int(block.ends[0]), int(block.ends[-1])
-        num_between = len(block.ends) - 1
-        self._report.num_end_of_text += len(block.ends)
+        first, num_between = int(block.stops[0]), len(block.stops) - 1
+        if not self._report.has_index:
+            self._report.num_end_of_text += len(block.stops)
         self._report.num_empty += num_between - len(block.documents.keys)
         # An end-of-text id before the first document (llm.c writes it so) ends no empty document.
         if first == self._begun > 0:
             self._report.num_empty += 1
         self._count(join([self._straddling(first), block.documents]))
-        self._begun, self._xor = last + 1, block.tail
+        self._begun, self._xor = int(block.nexts[-1]), block.tail
 
     def finish(self) -> None:
         """There are no more tokens; what follows the last end-of-text is a document too."""
         report = self._report
-        if report.num_end_of_text:
-            self._count(self._straddling(len(self._tokens)))
+        if report.num_end_of_text or report.has_index:
+            self._count(self._straddling(report.num_tokens))
         by_bits = self._by_bits.tolist()
         report.lengths = by_bits[: max((i + 1 for i, n in enumerate(by_bits) if n), default=0)]
         kept = self.keys.documents().lengths
@@ -296,12 +314,12 @@ class _DocumentCounter:
             return join([])
         start = np.array([self._begun], np.int64)
         length = np.array([stop - self._begun], np.int64)
-        probed = self._tokens.gather(probes(start, length)[0], 1).reshape(1, -1)
-        kept_length = length.clip(max=2**32 - 1).astype(np.uint32)
-        xor = np.array([self._xor]).astype(
-            self._tokens.dtype
-        )  # as the others': ids may be negative
-        return Documents(keys_of(probed, length, xor), start, kept_length)
+        probed = np.empty((1, probes(start, length).size), self._reader.dtype)
+        # Read, not mapped: each page touched would bring its neighbours into the process's memory.
+        for i, position in enumerate(probes(start, length)[0].tolist()):
+            self._reader.read(position, probed[0, i : i + 1])
+        xor = np.array([self._xor]).astype(probed.dtype)  # as the others': ids may be negative
+        return Documents(keys_of(probed, length, xor), start, length, np.array([-1]))
 
     def _count(self, documents: Documents) -> None:
         lengths = documents.lengths
@@ -310,17 +328,38 @@ class _DocumentCounter:
         self._report.num_documents += len(lengths)
         self._report.longest_length = max(self._report.longest_length, int(lengths.max()))
         bits = np.frexp(lengths.astype(np.float64))[1] - 1  # exact: the exponent of an integer
-        self._by_bits += np.bincount(bits, minlength=33)
+        self._by_bits += np.bincount(bits, minlength=64)
         self.keys.append(documents)
+
+
+def _judge_ids(report: Report, vocab_size: int | None) -> None:
+    """Says what is wrong with the ids and their runs, if anything."""
+    if report.lowest_id < 0:
+        report.problems.append(f"the lowest id is {report.lowest_id:,}; ids are 0 or more")
+    if vocab_size is not None and report.highest_id >= vocab_size:
+        report.problems.append(
+            f"{_count(report.num_past, 'id')} of {vocab_size:,} or more, the first at token "
+            f"{report.first_past:,}, the highest {report.highest_id:,}: the vocabulary ends at "
+            f"{vocab_size - 1:,}"
+        )
+    for run in report.longest_runs:
+        if run.length >= _HOLE_TOKENS:
+            report.problems.append(
+                f"token {run.token} fills {run.length:,} positions from {run.start:,} on; is a part of "
+                f"the file missing?"
+            )
 
 
 def _judge_end_of_text(report: Report) -> None:
     """Says what is wrong with how documents end, if anything."""
     end, count = report.end_of_text, report.num_end_of_text
     if end is None:
+        instead = (
+            "documents are those of the index" if report.has_index else "there are no documents"
+        )
         report.notes.append(
-            f"no end-of-text id was found (looked for {', '.join(map(str, KNOWN_END_OF_TEXT))}); "
-            f"--end-of-text says which it is"
+            f"no end-of-text id was found (looked for {', '.join(map(str, KNOWN_END_OF_TEXT))}), so "
+            f"{instead}; --end-of-text says which it is"
         )
     elif not count:
         report.problems.append(f"there is no end-of-text id {end} in these tokens")

@@ -18,6 +18,8 @@ from numpy.typing import DTypeLike
 
 TOKEN_DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "int64"))
 
+CONVERT_IT = ", so convert with .astype(...) first"  # a remedy for data of another dtype
+
 _HEAD_BYTES = 1024
 
 
@@ -93,8 +95,12 @@ def look_at(path: Path) -> Candidate:
     return Candidate(path, size_bytes, head)
 
 
-def token_dtype(dtype: DTypeLike, where: str) -> np.dtype[Any]:
-    """The dtype, in native byte order, if tokens may have it; else ValueError, beginning with where."""
+def token_dtype(dtype: DTypeLike, where: str, remedy: str = "") -> np.dtype[Any]:
+    """The dtype, in native byte order, if tokens may have it.
+
+    Raises:
+        ValueError: it begins with `where` and ends with `remedy`.
+    """
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -102,8 +108,8 @@ def token_dtype(dtype: DTypeLike, where: str) -> np.dtype[Any]:
     if found not in TOKEN_DTYPES:
         order = " in big-endian byte order" if found.newbyteorder("=") in TOKEN_DTYPES else ""
         raise ValueError(
-            f"{where}{found.name}{order} cannot hold token ids here; needed is one of "
-            f"{_dtype_names()}, so convert with .astype(...) first"
+            f"{where}{found.name}{order}, which cannot hold token ids here; needed is one of "
+            f"{_dtype_names()}{remedy}"
         )
     return found
 
@@ -123,7 +129,7 @@ def flat_extent(
             f"{path}: {what} has shape {shape}; tokens must be one flat axis. "
             f"Write it flat: array.reshape(-1)"
         )
-    dtype = token_dtype(dtype, f"{path}: {what} is of dtype ")
+    dtype = token_dtype(dtype, f"{path}: {what} is of dtype ", CONVERT_IT)
     extent = Extent(path, offset_bytes, dtype, shape[0], format)
     if extent.num_tokens == 0:
         raise ValueError(f"{path}: {what} has no tokens")

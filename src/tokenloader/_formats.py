@@ -119,7 +119,8 @@ def _what_was_seen(candidate: Candidate, reasons: list[str]) -> str:
         f"{path}: of no known format; it has {candidate.size_bytes:,} bytes and begins with "
         f"{head[:_SHOWN_BYTES].hex(' ')}. Tried: {'; '.join(reasons)}. If it is headerless (nothing but "
         f"tokens, as nanoGPT and OLMo-core write), say what a token is: "
-        f'open_tokens("{path}", dtype="uint16")'
+        f'open_tokens("{path}", dtype="uint16"), or on the command line --dtype uint16 (convert: '
+        f"--source-dtype uint16)"
     )
 
 

@@ -16,6 +16,7 @@ Opening reads no more than the two ends of an index: with 10^7 documents it has 
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader._extent import (
+    CONVERT_IT,
     Candidate,
     DoubtfulFormatError,
     Extent,
@@ -106,9 +108,9 @@ def find_datatrove(candidate: Candidate, key: str) -> Extent:
     index_path, metadata_path = (
         path.with_name(path.name + suffix) for suffix in (".index", ".metadata")
     )
-    if index_path.is_file():
+    if _is_there(index_path):
         num_tokens, teller = _last_document_end(index_path), index_path
-    elif metadata_path.is_file():
+    elif _is_there(metadata_path):
         num_tokens, teller = _count_in_metadata(metadata_path), metadata_path
     else:
         raise NotThisFormatError(f"there is no {path.name}.index or .metadata beside it")
@@ -193,7 +195,7 @@ def _read_megatron_header(index_path: Path) -> _MegatronIndex:
         raise ValueError(
             f"{index_path}: the code of its dtype is {code}; known are {known}. Fetch or write it again"
         )
-    dtype = token_dtype(_MEGATRON_DTYPES[code], f"{index_path}: its data is of dtype ")
+    dtype = token_dtype(_MEGATRON_DTYPES[code], f"{index_path}: its data is of dtype ", CONVERT_IT)
     needed = _MEGATRON_HEADER.size + 12 * num_sequences + 8 * num_entries
     if size_bytes not in (needed, needed + num_sequences):  # with modes, in multimodal data
         raise ValueError(
@@ -225,6 +227,16 @@ def _check_sequences(index: _MegatronIndex, first: int, count: int) -> int:
             f"order, so write the data set again"
         )
     return int(ends[-1])
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; none has a name that is longer than names may be."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
 
 
 def _last_document_end(index_path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from io import FileIO
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tokenloader._extent import Extent, token_dtype
+from tokenloader._extent import CONVERT_IT, Extent, token_dtype
 from tokenloader._hub import download, is_hub_address
 from tokenloader._shards import locate_shards
 from tokenloader._storage import check_it_fits, map_read_only, open_file
@@ -20,6 +21,7 @@ from tokenloader._tokens import Residency, TokenArray
 OneSource = str | os.PathLike[str] | NDArray[Any] | TokenArray
 Source = OneSource | Sequence[OneSource]
 
+_SCHEME = re.compile("[a-z][a-z0-9+.-]*://")
 _KINDS = str, os.PathLike, np.ndarray, TokenArray
 _Part = Extent | NDArray[Any] | TokenArray  # of the axis
 
@@ -187,7 +189,7 @@ def _checked_array(array: NDArray[Any]) -> NDArray[Any]:
         raise ValueError(
             f"the array has shape {array.shape}; tokens must be one flat axis: .reshape(-1)"
         )
-    token_dtype(array.dtype, "the array is of dtype ")
+    token_dtype(array.dtype, "the array is of dtype ", CONVERT_IT)
     if not array.size:
         raise ValueError("the array is empty; tokens are needed")
     # As a plain ndarray, because indexing an np.memmap is several times slower.
@@ -204,4 +206,11 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
     address = os.fspath(source)
     if not address:  # which a Path takes for the current directory
         raise ValueError("source is an empty path; name the token file")
-    return download(address) if is_hub_address(address) else Path(address)
+    if is_hub_address(address):
+        return download(address)
+    if (scheme := _SCHEME.match(address)) and not os.path.exists(address):
+        raise ValueError(
+            f"{address}: {scheme[0]} addresses are not read; download the file and name that, or "
+            f"one on the Hugging Face Hub: hf://datasets/OWNER/NAME/FILE"
+        )
+    return Path(address)

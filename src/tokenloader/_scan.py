@@ -45,7 +45,7 @@ def scan(
     Raises:
         OSError: a file cannot be read, or ends before its tokens do.
     """
-    num_threads = max(2, min(_MOST_THREADS, os.cpu_count() or 1))
+    workers = num_threads()
     own = threading.local()
     with ExitStack() as stack:
         reader = stack.enter_context(Reader(tokens))
@@ -57,13 +57,13 @@ def scan(
             reader.read(start, block)
             return look(block, start)
 
-        pool = stack.enter_context(ThreadPoolExecutor(num_threads, "tokenloader-scan"))
+        pool = stack.enter_context(ThreadPoolExecutor(workers, "tokenloader-scan"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
         waiting: deque[tuple[int, int, Future[Found]]] = deque()
         for start in range(0, len(tokens), block_tokens):
             stop = min(start + block_tokens, len(tokens))
             waiting.append((start, stop, pool.submit(find, start, stop)))
-            if len(waiting) > 2 * num_threads:
+            if len(waiting) > 2 * workers:
                 first, last, found = waiting.popleft()
                 yield first, last, found.result()
         while waiting:
@@ -71,11 +71,21 @@ def scan(
             yield first, last, found.result()
 
 
+def num_threads() -> int:
+    """Of a scan: one reads while another looks, even on one core; and memory is not faster by many."""
+    return max(2, min(_MOST_THREADS, os.cpu_count() or 1))
+
+
 class Reader:
-    """Reads tokens into a given array, from several threads: from their files, or from memory."""
+    """Reads tokens into a given array, from several threads: from their files, or from memory.
+
+    Attributes:
+        dtype: of the tokens.
+    """
 
     def __init__(self, tokens: TokenArray) -> None:
         held = tokens._hold()
+        self.dtype = tokens.dtype
         self._pieces, self._ends = held.pieces.arrays, held.pieces.ends
         self._extents = held.extents
 

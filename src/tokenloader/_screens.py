@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # a command's screen needs no other command's room, nor jax
     from tokenloader._bench import Bench, Speed
     from tokenloader._check import Report
     from tokenloader._devices import Device
-    from tokenloader._documents import Repeats
     from tokenloader._info import Info
+    from tokenloader._repeats import Repeats
     from tokenloader._replay import Replayed
     from tokenloader._tokenize import Tokenized
 
@@ -65,13 +65,14 @@ def check_screen(report: Report, blocks: str = "█") -> str:
     lines += _row("ids", f"{report.lowest_id:,} to {report.highest_id:,}")
     if report.num_end_of_text:
         rate = report.num_tokens / report.num_end_of_text
-        times = "time" if report.num_end_of_text == 1 else "times"
-        count = f"{report.num_end_of_text:,} {times}, one in {rate:,.1f} tokens"
+        count = f"{_counted(report.num_end_of_text, 'time')}, one in {rate:,.1f} tokens"
         lines += _row("end of text", f"id {report.end_of_text}, {count}")
-        empty = f", and {report.num_empty:,} empty" if report.num_empty else ""
-        lines += _row("documents", f"{report.num_documents:,}{empty}")
     else:
         lines += _row("end of text", "none found")
+    if report.num_documents:
+        empty = f", and {report.num_empty:,} empty" if report.num_empty else ""
+        index = ", by the document index" if report.has_index else ""
+        lines += _row("documents", f"{report.num_documents:,}{empty}{index}")
     lines += _row("runs", _runs(report))
     if report.repeated is not None:
         lines += _row("duplicates", _repeats(report.repeated, "that repeat an earlier one"))
@@ -204,15 +205,22 @@ def _runs(report: Report) -> str:
 def _repeats(repeats: Repeats, what: str) -> str:
     if not repeats.documents:
         return f"none {what}"
-    documents = "document" if repeats.documents == 1 else "documents"
-    return f"{repeats.documents:,} {documents} {what}, {repeats.tokens:,} tokens"
+    tokens = _counted(repeats.tokens, "token")
+    return f"{_counted(repeats.documents, 'document')} {what}, {tokens}"
 
 
 def _examples(repeats: Repeats) -> Iterable[str]:
     for one in repeats.examples:
         times = f"{one.count:,} times" if one.count > 1 else "once"
         other = "" if one.other_start is None else f", there at {one.other_start:,}"
-        yield from _row("", f"{one.length:,} tokens {times}, first at token {one.start:,}{other}")
+        yield from _row(
+            "", f"{_counted(one.length, 'token')} {times}, first at token {one.start:,}{other}"
+        )
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def _histogram(lengths: Sequence[int], blocks: str) -> list[str]:
@@ -227,5 +235,5 @@ def _histogram(lengths: Sequence[int], blocks: str) -> list[str]:
 
 def _speed(label: str, speed: Speed) -> list[str]:
     rate = f"{speed.tokens_per_second / 1e6:,.1f} million tokens/s"
-    lines = _row(label, f"{rate} ({speed.batches:,} batches in {speed.seconds:.1f} s)")
+    lines = _row(label, f"{rate} ({_counted(speed.batches, 'batch')} in {speed.seconds:.1f} s)")
     return lines + _row("", f"limited by {speed.limit}")

@@ -114,7 +114,17 @@ def blocks(arrays: Iterable[Any] | NDArray[Any] | TokenArray) -> Iterator[NDArra
 
 
 def _as_integers(array: Any, i: int) -> NDArray[Any]:
-    found = np.asarray(array)
+    try:
+        found = np.asarray(array)
+    except ValueError as error:  # nested lists of several lengths
+        raise ValueError(
+            f"arrays[{i}] is no array ({error}); needed is a 1-D array of integers"
+        ) from None
+    if found.ndim == 0 and found.dtype.kind in "iu":
+        raise ValueError(
+            f"arrays[{i}] is the single id {found}; needed is a 1-D array of integers: if arrays are "
+            f"the ids themselves, pass np.array(ids)"
+        )
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         raise ValueError(
             f"arrays[{i}] is {found.dtype}{list(found.shape)}; needed is a 1-D array of integers"
@@ -144,7 +154,8 @@ def check_format(format: Format, dtype: np.dtype[Any], num_tokens: int) -> None:
         return
     if dtype.name not in _LLM_C_MAGIC:
         raise ValueError(
-            f"an llm.c .bin file holds {' or '.join(_LLM_C_MAGIC)} tokens, not {dtype}; say which (dtype)"
+            f"an llm.c .bin file holds {' or '.join(_LLM_C_MAGIC)} tokens, not {dtype}; say which: "
+            f"--dtype {' or --dtype '.join(_LLM_C_MAGIC)}"
         )
     if num_tokens > _LLM_C_MOST:
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from tokenloader._console import WRONG, print_out, run_and_exit
 from tokenloader._extent import TOKEN_DTYPES, token_dtype
 from tokenloader._open import open_tokens
 from tokenloader._tokens import TokenArray
@@ -19,37 +19,13 @@ from tokenloader._write import Format
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_WRONG, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 _DTYPES = click.Choice([dtype.name for dtype in TOKEN_DTYPES])
 _POSITIVE = click.IntRange(min=1)
 
 
 def main() -> None:
     """Runs the command line of this process, and exits with its status."""
-    try:
-        sys.exit(commands.main(prog_name="tokenloader", standalone_mode=False))
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        sys.exit(_USAGE)
-    except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        message = error.format_message().rstrip(".")
-        _fail(message, f"; see {where} --help" if where else "")
-    except (KeyboardInterrupt, click.Abort):
-        sys.exit(_INTERRUPTED)
-    except _PipeClosedError:
-        # What is left in the buffer would be written, and fail, once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(_BROKEN_PIPE)
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ValueError, TypeError, ImportError, MemoryError) as error:
-        _fail(str(error))
-
-
-def _fail(message: str, remedy: str = "") -> None:
-    click.echo(f"tokenloader: {' '.join(message.split())}{remedy}", err=True)
-    sys.exit(_USAGE)
+    run_and_exit(commands)
 
 
 def _reads_tokens(command: Command) -> Command:
@@ -86,18 +62,6 @@ def _open(sources: Sequence[str], key: str, dtype: str | None) -> TokenArray:
 
 def _on_terminal() -> bool:
     return sys.stderr.isatty()
-
-
-class _PipeClosedError(Exception):
-    """Who read our output has left. BrokenPipeError itself click would end with status 1."""
-
-
-def _print(output: str | dict[str, Any]) -> None:
-    """A screen, or values as JSON."""
-    try:
-        click.echo(output if isinstance(output, str) else json.dumps(output, indent=2))
-    except BrokenPipeError:
-        raise _PipeClosedError from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
@@ -151,9 +115,9 @@ def info(
 
         where = find_devices()
     if as_json:
-        _print(asdict(found) | ({"devices": [asdict(one) for one in where]} if where else {}))
+        print_out(asdict(found) | ({"devices": [asdict(one) for one in where]} if where else {}))
     else:
-        _print(info_screen(found, where))
+        print_out(info_screen(found, where))
 
 
 @commands.command()
@@ -201,12 +165,12 @@ def check(
             progress=_on_terminal(),
         )
     if as_json:
-        _print(asdict(report) | {"longest_runs": [one._asdict() for one in report.longest_runs]})
+        print_out(asdict(report) | {"longest_runs": [one._asdict() for one in report.longest_runs]})
     else:
         encoding = (sys.stdout.encoding or "").lower()
-        _print(check_screen(report, "█" if encoding.startswith("utf") else "#"))
+        print_out(check_screen(report, "█" if encoding.startswith("utf") else "#"))
     if report.problems:
-        sys.exit(_WRONG)
+        sys.exit(WRONG)
 
 
 @commands.command()
@@ -248,9 +212,9 @@ def bench(
         lambda: _open(sources, key, dtype), batch_size=batch_size, seq_len=seq_len, seconds=seconds
     )
     if as_json:
-        _print(asdict(measured))
+        print_out(asdict(measured))
     else:
-        _print(bench_screen(measured))
+        print_out(bench_screen(measured))
 
 
 @commands.command()
@@ -304,7 +268,7 @@ def convert(
             force=force,
             progress=_on_terminal(),
         )
-        _print(f"{target}: {len(tokens):,} tokens, {size(num_bytes)}, {chosen}")
+        print_out(f"{target}: {len(tokens):,} tokens, {size(num_bytes)}, {chosen}")
 
 
 @commands.command()
@@ -362,9 +326,9 @@ def tokenize(
         files, out, Tokenizer(tokenizer, end_of_text), column=column, progress=_on_terminal()
     )
     if as_json:
-        _print(asdict(done))
+        print_out(asdict(done))
     else:
-        _print(tokenized_screen(done, str(out)))
+        print_out(tokenized_screen(done, str(out)))
 
 
 @commands.command()
@@ -410,6 +374,6 @@ def replay(
     with _open(sources, key, dtype) as tokens:
         rows = replayed_rows(run(saved, tokens, step, end_of_text=end_of_text), decode)
     if as_json:
-        _print({"step": step, "rows": [asdict(row) for row in rows]})
+        print_out({"step": step, "rows": [asdict(row) for row in rows]})
     else:
-        _print(replay_screen(step, rows))
+        print_out(replay_screen(step, rows))
