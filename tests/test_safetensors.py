@@ -32,18 +32,6 @@ def tokens_at(extent):
     return np.frombuffer(data, extent.dtype)
 
 
-@pytest.fixture
-def file(tmp_path):
-    """Writes bytes to a file of a name, and returns its path."""
-
-    def write(name, data):
-        path = tmp_path / name
-        path.write_bytes(data)
-        return path
-
-    return write
-
-
 def fails(path, *named, error=ValueError, key="tokens", dtype=None):
     """locate and open_tokens fail with a message that has the path and everything named."""
     for opening in (locate, open_tokens):
