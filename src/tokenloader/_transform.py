@@ -64,14 +64,14 @@ def _ours_jitted(
 def _jit(
     of_one: Callable[..., Any], group: int, out_shardings: NamedSharding | None = None
 ) -> Callable[..., tuple[Any, ...]]:
-    if group == 1:
-        return jax.jit(lambda *arguments: (of_one(*arguments),), out_shardings=out_shardings)
-    of_one = jax.jit(of_one)  # traced once, not once a step
+    of_step = jax.jit(of_one)  # traced once, not once a step
 
-    def of_group(*arguments: jax.Array) -> tuple[Any, ...]:
-        return tuple(of_one(*(stacked[i] for stacked in arguments)) for i in range(group))
+    def make_batches(*arguments: jax.Array) -> tuple[Any, ...]:
+        if group == 1:
+            return (of_one(*arguments),)
+        return tuple(of_step(*(stacked[i] for stacked in arguments)) for i in range(group))
 
-    return jax.jit(of_group, out_shardings=out_shardings)
+    return jax.jit(make_batches, out_shardings=out_shardings)
 
 
 def _of_rows(
