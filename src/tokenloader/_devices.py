@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import numpy as np
-
 from tokenloader._memory import available_bytes
 
 
@@ -31,10 +29,11 @@ class Device:
 def find_devices() -> list[Device]:
     """Every device of every JAX backend of this process. Takes no GPU memory for later."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    import jax
     from jax.extend.backend import backends
 
-    default = next(iter(jax.device_put(np.zeros((), np.int32)).devices()))
+    from tokenloader._placement import default_device
+
+    default = default_device()
     found = []
     for backend, client in backends().items():
         for device in client.local_devices():

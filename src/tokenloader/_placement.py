@@ -162,9 +162,8 @@ def place(sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int)
             devices is of this process, or it spans some processes of the program and not all.
     """
     if sharding is None:
-        device = next(iter(jax.device_put(np.zeros((), np.int32)).devices()))
-        _warn_of_an_idle_accelerator(device)
-        sharding = device
+        sharding = default_device()
+        _warn_of_an_idle_accelerator(sharding)
     if isinstance(sharding, jax.Device):
         sharding = SingleDeviceSharding(sharding)
     if not isinstance(sharding, Sharding):
@@ -182,6 +181,11 @@ def place(sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int)
     if isinstance(sharding, NamedSharding):
         num_cuts = _check_axes(sharding, batch_size, seq_len)
     return Placement(sharding, batch_size, seq_len, num_cuts)
+
+
+def default_device() -> jax.Device:
+    """Where JAX puts arrays now, in this thread, when nothing else is said."""
+    return next(iter(jax.device_put(np.zeros((), np.int32)).devices()))
 
 
 def _with_spec(sharding: Sharding, *spec: Any) -> NamedSharding:
