@@ -38,8 +38,8 @@ LLM_C = "llm.c .bin"
 HEADERLESS = "headerless"
 
 _NPY_MAGIC = b"\x93NUMPY"
-_LLM_C_HEADER_BYTES = 1024
-_LLM_C_VERSIONS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic: version, dtype
+LLM_C_HEADER_BYTES = 1024
+LLM_C_VERSIONS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic: version, dtype
     20240520: (1, np.dtype("uint16")),  # gpt-2
     20240801: (7, np.dtype("uint32")),  # llama-3
 }
@@ -162,14 +162,14 @@ def _find_npy(candidate: Candidate, key: str) -> Extent:
 def _find_llm_c(candidate: Candidate, key: str) -> Extent:
     path, head, size_bytes = candidate.path, candidate.head, candidate.size_bytes
     magic = int.from_bytes(head[:4], "little")
-    if magic not in _LLM_C_VERSIONS:
-        raise NotThisFormatError(f"begins with neither {' nor '.join(map(str, _LLM_C_VERSIONS))}")
-    if size_bytes < _LLM_C_HEADER_BYTES:
+    if magic not in LLM_C_VERSIONS:
+        raise NotThisFormatError(f"begins with neither {' nor '.join(map(str, LLM_C_VERSIONS))}")
+    if size_bytes < LLM_C_HEADER_BYTES:
         raise ValueError(
-            f"{path}: is cut off in its llm.c header, after {size_bytes} of {_LLM_C_HEADER_BYTES} bytes; "
+            f"{path}: is cut off in its llm.c header, after {size_bytes} of {LLM_C_HEADER_BYTES} bytes; "
             f"fetch or write it again"
         )
-    known, dtype = _LLM_C_VERSIONS[magic]
+    known, dtype = LLM_C_VERSIONS[magic]
     _, version, num_tokens = struct.unpack_from("<iii", head)
     if version != known:
         raise ValueError(
@@ -180,9 +180,9 @@ def _find_llm_c(candidate: Candidate, key: str) -> Extent:
             f"{path}: its llm.c header counts {num_tokens:,} tokens; the format counts up to 2**31 - 1, "
             f"so write more of them as several files"
         )
-    data_bytes = size_bytes - _LLM_C_HEADER_BYTES
+    data_bytes = size_bytes - LLM_C_HEADER_BYTES
     return flat_extent(
-        path, "the data", dtype, (num_tokens,), _LLM_C_HEADER_BYTES, data_bytes, LLM_C
+        path, "the data", dtype, (num_tokens,), LLM_C_HEADER_BYTES, data_bytes, LLM_C
     )
 
 

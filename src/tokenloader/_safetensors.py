@@ -29,7 +29,7 @@ from tokenloader._extent import (
 
 FORMAT = "safetensors"
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("uint8"),
     "U16": np.dtype("<u2"),
     "U32": np.dtype("<u4"),
@@ -76,11 +76,11 @@ def find_safetensors(candidate: Candidate, key: str) -> Extent:
         there = [f"{t.name} ({t.dtype}{list(t.shape)})" for t in tensors.values()]
         raise ValueError(f"{path}: no tensor {key!r}; there are: {listed(there)}. Pass key=")
     tensor = tensors[key]
-    dtype = _DTYPES.get(tensor.dtype)
+    dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise ValueError(
             f"{path}: tensor {key!r} is of dtype {tensor.dtype}, which cannot hold token ids here; "
-            f"needed is one of {', '.join(_DTYPES)}. Is key= right?"
+            f"needed is one of {', '.join(DTYPES)}. Is key= right?"
         )
     return flat_extent(
         path, f"tensor {key!r}", dtype, tensor.shape, tensor.offset_bytes, tensor.nbytes, FORMAT

@@ -25,20 +25,16 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tokenloader._extent import token_dtype
+from tokenloader._formats import LLM_C_HEADER_BYTES, LLM_C_VERSIONS
+from tokenloader._safetensors import DTYPES as SAFETENSORS_DTYPES
 from tokenloader._tokens import TokenArray
 
 Format = Literal["safetensors", "npy", "llm.c", "raw"]
 
 BLOCK_TOKENS = 1 << 20  # converted and written at a time
 _SAFETENSORS_BYTES = 256  # of header, its length included: room for any count; data begins aligned
-_SAFETENSORS_NAMES = {
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "int32": "I32",
-    "int64": "I64",
-}
-_LLM_C_MAGIC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
+_SAFETENSORS_NAMES = {dtype.name: name for name, dtype in SAFETENSORS_DTYPES.items()}
+_LLM_C_MAGIC = {dtype.name: (magic, v) for magic, (v, dtype) in LLM_C_VERSIONS.items()}
 _LLM_C_MOST = 2**31 - 1  # its count is an int32
 
 
@@ -182,7 +178,7 @@ def header(format: Format, dtype: np.dtype[Any], num_tokens: int) -> bytes:
         return file.getvalue()
     if format == "llm.c":
         check_format(format, dtype, num_tokens)
-        values = np.zeros(256, "<i4")
+        values = np.zeros(LLM_C_HEADER_BYTES // 4, "<i4")
         values[:3] = (*_LLM_C_MAGIC[dtype.name], num_tokens)
         return values.tobytes()
     return b""
