@@ -1031,8 +1031,8 @@ def test_a_with_block_closes_also_when_its_body_fails(tokens, own_threads):
         next(loader)
 
 
-def test_close_while_the_source_blocks_returns_and_the_thread_ends_later(monkeypatch, own_threads):
-    monkeypatch.setattr(_prefetch, "_JOIN_SECONDS", 0.1)
+def loader_whose_source_blocks():
+    """A loader whose thread waits in its third gather, and the event that lets it go."""
     going, blocked = threading.Event(), threading.Event()
     calls = itertools.count()
 
@@ -1044,6 +1044,12 @@ def test_close_while_the_source_blocks_returns_and_the_thread_ends_later(monkeyp
     loader = tl.TokenLoader(WatchedTokens(block_from_the_third_on), 2, 4, transform=None)
     next(loader)
     blocked.wait()
+    return loader, going
+
+
+def test_close_while_the_source_blocks_returns_and_the_thread_ends_later(monkeypatch, own_threads):
+    monkeypatch.setattr(_prefetch, "_JOIN_SECONDS", 0.1)
+    loader, going = loader_whose_source_blocks()
     began = time.monotonic()
     loader.close()
     assert time.monotonic() - began < 5
@@ -1088,17 +1094,7 @@ def test_a_loader_in_a_cycle_is_collected_and_its_thread_ends(tokens, own_thread
 
 
 def test_a_loader_abandoned_while_its_source_blocks_is_collected_at_once(own_threads):
-    going, blocked = threading.Event(), threading.Event()
-    calls = itertools.count()
-
-    def block_from_the_third_on():
-        if next(calls) >= 2:
-            blocked.set()
-            going.wait()
-
-    loader = tl.TokenLoader(WatchedTokens(block_from_the_third_on), 2, 4, transform=None)
-    next(loader)
-    blocked.wait()
+    loader, going = loader_whose_source_blocks()
     began = time.monotonic()
     del loader
     assert time.monotonic() - began < 1
