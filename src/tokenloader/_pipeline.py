@@ -62,9 +62,9 @@ class Block(NamedTuple):
 
 
 def group_size(batch_bytes: int, prefetch: int) -> int:
-    """How many steps are sent as one: none waits that would not have been there with one a time.
+    """How many steps are sent as one.
 
-    While one group is handed out, another waits: together they are prefetch + 2 batches at most.
+    While one group is handed out others wait, together prefetch + 2 batches at most.
     """
     return max(1, min(1 + prefetch // 2, _GROUP_BYTES // batch_bytes))
 
@@ -96,7 +96,7 @@ def plan_steps(
                 new = plan.new_targets(samples, num_tokens=num_tokens, seq_len=seq_len)
                 new = new.astype(np.int32).reshape(num_steps, len(rows), 1)
         for i in range(0, num_steps, group):
-            yield _group(
+            yield _filled(
                 int(first[i]),
                 starts[i : i + group],
                 None if new is None else new[i : i + group],
@@ -105,9 +105,10 @@ def plan_steps(
         sample += num_steps * batch_size
 
 
-def _group(
+def _filled(
     sample: int, starts: NDArray[np.int64], new: NDArray[np.int32] | None, group: int
 ) -> Steps:
+    """Up to `group` steps as a group."""
     num_steps = len(starts)
     if num_steps < group:
         which = np.minimum(np.arange(group), num_steps - 1)
@@ -120,7 +121,7 @@ def _one_by_one(steps: Steps, batch_size: int) -> Iterator[Steps]:
     for i in range(steps.num_steps):
         this = slice(i, i + 1)
         new = None if steps.new_targets is None else steps.new_targets[this]
-        yield _group(steps.sample + i * batch_size, steps.starts[this], new, len(steps.starts))
+        yield _filled(steps.sample + i * batch_size, steps.starts[this], new, len(steps.starts))
 
 
 class LookAhead:

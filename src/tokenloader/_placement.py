@@ -54,9 +54,14 @@ class Placement:
     num_cuts: int
 
     @property
+    def cut_len(self) -> int:
+        """Inputs in a piece of a sequence."""
+        return self.seq_len // self.num_cuts
+
+    @property
     def window(self) -> int:
         """Tokens that are gathered at a time: a piece of a sequence and its halo."""
-        return self.seq_len // self.num_cuts + 1
+        return self.cut_len + 1
 
     @property
     def cuts(self) -> bool:
@@ -105,11 +110,12 @@ class Placement:
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """What this process's devices hold, in the order of rows and cuts."""
-        cut_len = self.seq_len // self.num_cuts
         holders: dict[tuple[int, int, int], list[jax.Device]] = {}
         for device, (rows, columns) in self._held().items():
             begin, end, _ = rows.indices(self.batch_size)
-            holders.setdefault((begin, end, (columns.start or 0) // cut_len), []).append(device)
+            holders.setdefault((begin, end, (columns.start or 0) // self.cut_len), []).append(
+                device
+            )
         # The row ranges are equal or disjoint: positions are counted in those that are here.
         ranges = sorted({(begin, end) for begin, end, _ in holders})
         positions = np.cumsum([0, *(end - begin for begin, end in ranges)]).tolist()
@@ -135,13 +141,12 @@ class Placement:
             int64 [m]. In one process in the order of a block: step, row, cut. In several in the order of
             pieces: piece, step, row.
         """
-        cut_len = self.seq_len // self.num_cuts
         if not self.sharding.is_fully_addressable:
-            parts = [starts[:, p.begin : p.end] + p.cut * cut_len for p in self.pieces]
+            parts = [starts[:, p.begin : p.end] + p.cut * self.cut_len for p in self.pieces]
             return np.concatenate([part.reshape(-1) for part in parts])
         if self.num_cuts == 1:
             return starts.reshape(-1)
-        cuts = np.arange(self.num_cuts, dtype=np.int64) * cut_len
+        cuts = np.arange(self.num_cuts, dtype=np.int64) * self.cut_len
         return (starts[..., None] + cuts).reshape(-1)
 
     def _held(self) -> dict[jax.Device, tuple[slice, slice]]:
