@@ -84,10 +84,10 @@ def find_megatron(candidate: Candidate, key: str) -> Extent:
         if path.suffix != ".bin" or not index_path.is_file():
             raise NotThisFormatError(f"there is no {path.stem}.idx beside it")
     index = _read_megatron_header(index_path)
-    first, last = (0, max(0, index.num_sequences - _CHECKED_AT_OPEN))
     count = min(index.num_sequences, _CHECKED_AT_OPEN)
-    _check_sequences(index, first, count)
-    end_bytes = _check_sequences(index, last, count)
+    if count < index.num_sequences:
+        _check_sequences(index, 0, count)
+    end_bytes = _check_sequences(index, index.num_sequences - count, count)
     size_bytes = path.stat().st_size
     if end_bytes != size_bytes:
         raise ValueError(
