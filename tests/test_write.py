@@ -157,19 +157,24 @@ def test_a_file_that_exists_is_replaced_when_the_new_one_is_complete(path):
 
 def test_ctrl_c_leaves_nothing(path):
     code = f"""if True:
-        import numpy as np, itertools, tokenloader as tl
+        import numpy as np, itertools, signal, tokenloader as tl
+        # A shell starts what runs in the background with SIGINT ignored, and that is inherited.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         def arrays():
             for _ in itertools.count():
                 yield np.arange(1000)
                 print("writing", flush=True)
         tl.write_tokens({str(path)!r}, arrays())
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    ) as process:
+        try:
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode != 0
     assert os.listdir(path.parent) == []
 
