@@ -16,6 +16,7 @@ test: .venv/dev lint types  ## everything CI runs
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: .venv/dev
 	$(BIN)/mypy

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure, token_file
-from tokenloader._memory import available_bytes
+from tokenloader.storage.memory_limits import available_bytes
 
 _BATCHES = 2000
 _SHAPE = (32, 1024)

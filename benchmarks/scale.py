@@ -21,8 +21,8 @@ import jax
 
 import tokenloader as tl
 from benchmarks import measure, token_file
-from tokenloader._pipeline import Steps, plan_steps
-from tokenloader._placement import Placement
+from tokenloader.loader.pipeline import Steps, plan_steps
+from tokenloader.loader.sharding import Placement
 
 SIZES = {"1 GiB": 2**29, "19.09 GiB": token_file.FULL_NUM_TOKENS, "8 TiB": 2**42}
 HOSTS = [1, 8, 64, 512, 4096]

@@ -17,101 +17,36 @@ import tokenloader as tl
 
 PACKAGE = Path(tl.__file__).parent
 
-# Ground floor first: a module imports only from those before it. A new file is placed here.
-ROOMS = [
-    "_philox",
-    "_permutation",
-    "_advice",
-    "_memory",
-    "_extent",
-    "_safetensors",
-    "_indexed",
-    "_formats",
-    "_shards",
-    "_storage",
-    "_gather",
-    "_hub",
-    "_tokens",
-    "_open",
-    "_plans",
-    "_write",
-    "_info",
-    "_convert",
-    "_scan",
-    "_documents",
-    "_repeats",
-    "_runs",
-    "_suspicion",
-    "_check",
-    "_text",
-    "_tokenize",
-    "_mixture",
-    "_windows",
-    "_stats",
-    "_placement",
-    "_agreement",
-    "_batch",
-    "_sequence",
-    "_transform",
-    "_transfer",
-    "_prefetch",
-    "_pipeline",
-    "_history",
-    "_state",
-    "_replay",
-    "_loader",
-    "_devices",
-    "_bench",
-    "_screens",
-    "_console",
-    "cli",
-    "__main__",
-    "__init__",
-]
-JAX_ROOMS = {
-    "_placement",
-    "_agreement",
-    "_batch",
-    "_sequence",
-    "_transform",
-    "_transfer",
-    "_pipeline",
-    "_loader",
-    "_devices",
-    "_bench",
+# The only files that may import jax. Everything below the package `batches` works without it.
+JAX_FILES = {
+    "batches/batch.py",
+    "batches/split_sequences.py",
+    "check/bench.py",
+    "check/devices.py",
+    "loader/agreement.py",
+    "loader/pipeline.py",
+    "loader/sharding.py",
+    "loader/token_loader.py",
+    "loader/transfer.py",
+    "loader/transforms.py",
 }
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 
-def imports(room):
-    """The modules that a room's source imports, anywhere in it."""
-    for node in ast.walk(ast.parse((PACKAGE / f"{room}.py").read_text())):
+def imports(file):
+    """The modules that a file's source imports, anywhere in it."""
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{room}: imports are absolute"
-            if node.module == "tokenloader":
-                yield from (f"tokenloader.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            assert node.level == 0, f"{file}: imports are absolute"
+            yield node.module
 
 
-def test_every_file_has_its_place():
-    assert sorted(path.stem for path in PACKAGE.rglob("*.py")) == sorted(ROOMS)
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_point_to_the_ground(room):
-    below = ROOMS[: ROOMS.index(room)]
-    for module in imports(room):
-        package, _, name = module.partition(".")
-        if package == "tokenloader":
-            assert name in below, f"{room} imports {module}, which is not below it"
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_jax_enters_in_named_files_only(room):
-    needs_jax = any(module.split(".")[0] in ("jax", "jaxlib") for module in imports(room))
-    assert needs_jax == (room in JAX_ROOMS)
+@pytest.mark.parametrize("file", FILES)
+def test_jax_enters_in_named_files_only(file):
+    needs_jax = any(module.split(".")[0] in ("jax", "jaxlib") for module in imports(file))
+    assert needs_jax == (file in JAX_FILES)
 
 
 def run(code):
@@ -215,35 +150,50 @@ def test_whatever_is_public_has_a_docstring_of_its_own(name):
         assert not doc.startswith(f"{name}("), f"{name} has the docstring that dataclass made"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_module_begins_by_saying_what_it_is(room):
-    first = ast.get_docstring(ast.parse((PACKAGE / f"{room}.py").read_text())).splitlines()[0]
+@pytest.mark.parametrize("file", FILES)
+def test_every_module_begins_by_saying_what_it_is(file):
+    first = ast.get_docstring(ast.parse((PACKAGE / file).read_text())).splitlines()[0]
     assert len(first) > 20
 
 
-def module_of(room):
-    return importlib.import_module("tokenloader" if room == "__init__" else f"tokenloader.{room}")
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_examples_in_docstrings_are_true(room):
-    module = module_of(room)
-    failed, _ = doctest.testmod(
-        module,
-        extraglobs={**vars(tl), "tl": tl, "np": np, "jnp": jnp},
-        optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
-    )
-    assert failed == 0
-
-
-def test_there_are_examples_in_docstrings():
+def examples(file):
+    """The examples in the docstrings of a file, also of classes that name another module as theirs."""
+    name = ".".join(("tokenloader", *Path(file).with_suffix("").parts)).removesuffix(".__init__")
+    module = importlib.import_module(name)
     finder = doctest.DocTestFinder(exclude_empty=True)
-    counts = {room: len(finder.find(module_of(room))) for room in ROOMS}
-    assert counts["_loader"] >= 1
-    assert counts["_plans"] >= 3
-    assert counts["_batch"] >= 2
-    assert counts["_tokens"] >= 1
-    assert counts["_open"] >= 1
+    source = (PACKAGE / file).read_text()
+    defined = {node.name for node in ast.parse(source).body if isinstance(node, DEFINITIONS)}
+    globs = {**vars(module), **vars(tl), "tl": tl, "np": np, "jnp": jnp}
+    found = finder.find(module, globs=globs)
+    for name in defined:
+        # Given as a module, an object is searched whatever its __module__ says.
+        found += finder.find(getattr(module, name), name, module=False, globs=globs)
+    return {test.name.rpartition("tokenloader.")[2]: test for test in found if test.examples}
+
+
+DEFINITIONS = ast.FunctionDef, ast.ClassDef
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_examples_in_docstrings_are_true(file):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    for test in examples(file).values():
+        runner.run(test)
+    assert runner.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "least"),
+    [
+        ("loader/token_loader.py", 1),
+        ("plans/plan.py", 3),
+        ("batches/batch.py", 2),
+        ("tokens/token_array.py", 1),
+        ("tokens/opening.py", 1),
+    ],
+)
+def test_there_are_examples_in_docstrings(file, least):
+    assert len(examples(file)) >= least
 
 
 def test_the_package_is_typed():

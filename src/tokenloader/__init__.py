@@ -13,17 +13,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tokenloader._mixture import Mixture
-from tokenloader._open import open_tokens
-from tokenloader._plans import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader._stats import LoaderStats
-from tokenloader._tokens import TokenArray
-from tokenloader._windows import Windows
-from tokenloader._write import write_tokens
+from tokenloader.loader.stats import LoaderStats
+from tokenloader.loader.windows import Windows
+from tokenloader.plans.mixture import Mixture
+from tokenloader.plans.plan import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
+from tokenloader.tokens.opening import open_tokens
+from tokenloader.tokens.token_array import TokenArray
+from tokenloader.tokens.writing import write_tokens
 
 if TYPE_CHECKING:
-    from tokenloader._batch import Batch, next_token, packed_documents
-    from tokenloader._loader import TokenLoader
+    from tokenloader.batches.batch import Batch, next_token, packed_documents
+    from tokenloader.loader.token_loader import TokenLoader
 
 __version__ = "0.1.0"
 
@@ -45,10 +45,10 @@ __all__ = [
 ]
 
 _NEED_JAX = {
-    "Batch": "tokenloader._batch",
-    "next_token": "tokenloader._batch",
-    "packed_documents": "tokenloader._batch",
-    "TokenLoader": "tokenloader._loader",
+    "Batch": "tokenloader.batches.batch",
+    "next_token": "tokenloader.batches.batch",
+    "packed_documents": "tokenloader.batches.batch",
+    "TokenLoader": "tokenloader.loader.token_loader",
 }
 
 

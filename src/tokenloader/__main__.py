@@ -1,6 +1,6 @@
 """`python -m tokenloader`: the command line."""
 
-from tokenloader.cli import main
+from tokenloader.cli.commands import main
 
 if __name__ == "__main__":
     main()

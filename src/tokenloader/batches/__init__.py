@@ -1,0 +1,1 @@
+"""Batches: what the device makes of a block of tokens."""

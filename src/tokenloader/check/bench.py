@@ -1,0 +1,174 @@
+"""The speed of one token file on one machine: batches through the real loader, cold and warm.
+
+Cold means that the file's pages have been dropped from the page cache (posix_fadvise DONTNEED,
+which asks for no privileges and touches no other file); it is the disk's speed, or that of a cache
+below it, which a virtual disk may have. Warm are the same batches once more, now that their pages
+are there. Every batch is waited for, so that its transfer and its transform are in the time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+from tokenloader.check.info import cached_share, extents_of
+from tokenloader.formats.extent import Extent
+from tokenloader.loader.stats import LoaderStats
+from tokenloader.loader.token_loader import TokenLoader
+from tokenloader.plans.plan import RandomWindows
+from tokenloader.storage.ram import open_file
+from tokenloader.tokens.token_array import TokenArray
+from tokenloader.tokens.writing import blocks
+
+_STILL_CACHED = 0.05  # of the pages: another process has them mapped, or they lie on no disk
+_FIRST_BATCHES = 3  # not counted: the transform is compiled
+_COLD_SEED, _OTHER_SEED = 0, 1
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One measurement.
+
+    Attributes:
+        tokens_per_second: inputs handed out.
+        batches: they were in.
+        seconds: it took.
+        wait_seconds, gather_seconds, transfer_seconds: the loader's statistics, of these batches.
+        limit: what limits it, in a sentence.
+    """
+
+    tokens_per_second: float
+    batches: int
+    seconds: float
+    wait_seconds: float
+    gather_seconds: float
+    transfer_seconds: float
+    limit: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What `bench` has measured.
+
+    Attributes:
+        device: where the batches went.
+        cold: None where the file's pages cannot be dropped; why_not_cold says why.
+    """
+
+    device: str
+    batch_size: int
+    seq_len: int
+    cold: Speed | None
+    why_not_cold: str | None
+    warm: Speed
+
+
+def bench(
+    open_again: Callable[[], TokenArray], *, batch_size: int, seq_len: int, seconds: float
+) -> Bench:
+    """Measures random windows, each state of the cache for about `seconds`.
+
+    Args:
+        open_again: opens the tokens. They are closed while their pages are dropped, because what a
+            process has mapped stays.
+
+    Raises:
+        ValueError: the tokens are fewer than a window.
+    """
+
+    def measure(tokens: TokenArray, limit: float, most: int | None, *, cold: bool) -> Speed:
+        with TokenLoader(tokens, batch_size, seq_len, plan=RandomWindows(_COLD_SEED)) as loader:
+            return _measure(loader, limit, most, cold=cold)
+
+    with open_again() as tokens:
+        extents = extents_of(tokens)
+        with TokenLoader(tokens, batch_size, seq_len, plan=RandomWindows(_OTHER_SEED)) as loader:
+            device = ", ".join(sorted(map(str, loader.sharding.device_set)))
+            for _, batch in zip(range(_FIRST_BATCHES), loader, strict=False):
+                jax.block_until_ready(batch)
+    del tokens, loader, batch
+    why_not = drop_from_cache(extents)
+    with open_again() as tokens:
+        # Of a small file no more than half is read cold: what comes later would be there already.
+        most = max(1, len(tokens) // (2 * batch_size * (seq_len + 1)))
+        first = measure(tokens, seconds, most, cold=why_not is None)
+        again: int | None = first.batches
+        if first.batches == most:
+            for _ in blocks(tokens):
+                pass  # all of it into the cache, and then any window is warm
+            again = None
+        # Twice, because the first touch of a mapped page costs something too.
+        measure(tokens, seconds, again, cold=False)
+        warm = measure(tokens, seconds, again, cold=False)
+    return Bench(device, batch_size, seq_len, first if why_not is None else None, why_not, warm)
+
+
+def drop_from_cache(extents: list[Extent]) -> str | None:
+    """Drops the files' pages from the page cache; None, or why that cannot be done."""
+    if not hasattr(os, "posix_fadvise"):
+        return "this system has no call that drops a file from the page cache"
+    for extent in extents:
+        with open_file(extent) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    share, _ = cached_share(extents)
+    if share is None:
+        return "the system does not tell whether the file is still in the page cache"
+    if share > _STILL_CACHED:
+        return (
+            f"{share:.0%} of the file stay in the page cache: another process has it mapped, it is not "
+            f"on disk yet, or its file system is in memory"
+        )
+    return None
+
+
+def _measure(loader: TokenLoader, seconds: float, most: int | None, *, cold: bool) -> Speed:
+    began = time.perf_counter()
+    for batch in loader:
+        jax.block_until_ready(batch)
+        elapsed = time.perf_counter() - began
+        if elapsed >= seconds or loader.stats.batches == most:
+            break
+    stats = loader.stats
+    return Speed(
+        tokens_per_second=stats.tokens / elapsed,
+        batches=stats.batches,
+        seconds=elapsed,
+        wait_seconds=stats.wait_seconds,
+        gather_seconds=stats.gather_seconds,
+        transfer_seconds=stats.transfer_seconds,
+        limit=limit(stats, elapsed, cold=cold),
+    )
+
+
+def limit(stats: LoaderStats, seconds: float, *, cold: bool) -> str:
+    """What limits a loader whose batches nobody computes with, by where its time went.
+
+    Example:
+        >>> stats = LoaderStats(100, 3_276_800, 0.9, 0.8, 0.1, 5000)
+        >>> limit(stats, 1.0, cold=False)
+        'memory: 80% of the time went into gathering windows from the page cache'
+    """
+    gather, transfer = stats.gather_seconds / seconds, stats.transfer_seconds / seconds
+    wait = stats.wait_seconds / seconds
+    if transfer >= max(0.5, gather):
+        return f"the transfer: {transfer:.0%} of the time went into handing blocks to the device"
+    if wait < 0.5 and gather < 0.5:
+        return (
+            f"the device: the loop waited for data {wait:.0%} of the time, and the rest for batches to "
+            f"be made of it"
+        )
+    if cold:
+        return (
+            f"the disk: the loop waited for data {wait:.0%} of the time, and transfers took "
+            f"{transfer:.0%}; the rest is windows on their way"
+        )
+    if gather >= 0.5:
+        return f"memory: {gather:.0%} of the time went into gathering windows from the page cache"
+    return (
+        f"the hand-over between threads: gathering took {gather:.0%} of the time and transfers "
+        f"{transfer:.0%}; larger batches share its cost"
+    )

@@ -1,0 +1,1 @@
+"""Formats: which bytes of which files are tokens."""

@@ -1,0 +1,108 @@
+"""Agreement: the processes of a run find out at once, all of them, when they were not given the same.
+
+Each describes what it was given. A hash of that is gathered from all, in one small collective on the
+caller's thread; only where hashes differ the descriptions are gathered too, so that every process
+raises the same error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from tokenloader.loader.sharding import processes_in_words, under
+
+
+@contextmanager
+def all_have_the_same(what: str, of_all: bool) -> Iterator[dict[str, Any]]:
+    """Compares what the processes were given: at its end each waits until all are there.
+
+    An error inside is compared too: what one process alone refuses must not leave the others waiting.
+
+    Args:
+        what: is compared, in words, for the error.
+        of_all: False, where it is this process's own affair, neither waits nor compares.
+
+    Yields:
+        A dict to put it into: JSON-able, by name.
+
+    Raises:
+        ValueError: on every process, if one has something else or an error: which differ, and in what.
+        Exception: what was raised inside, if every process raised something.
+    """
+    given: dict[str, Any] = {}
+    if not of_all:
+        yield given
+        return
+    raised: Exception | None = None
+    try:
+        yield given
+    except Exception as error:
+        raised, given = error, {"error": f"{type(error).__name__}: {error}"}
+    try:
+        _compare(given, what, raised)
+    finally:
+        del raised  # the error holds this frame; without the cycle both are freed at once
+
+
+def _compare(given: dict[str, Any], what: str, raised: Exception | None) -> None:
+    text = json.dumps(given, sort_keys=True).encode()
+    size_and_hash = len(text).to_bytes(8, "little") + hashlib.blake2b(text, digest_size=16).digest()
+    of_all = _gather(np.frombuffer(size_and_hash, np.uint8))
+    if not (of_all == of_all[0]).all():
+        longest = int(of_all[:, :8].copy().view("<u8").max())
+        padded = np.frombuffer(text.ljust(longest), np.uint8)
+        described = [json.loads(bytes(row)) for row in _gather(padded)]
+        if not all("error" in each for each in described):
+            raise ValueError(_differences(described, what)) from raised
+    if raised is not None:
+        raise raised
+
+
+def _differences(of_all: list[dict[str, Any]], what: str) -> str:
+    lines = []
+    failed = any("error" in given for given in of_all)
+    for name in ["error"] if failed else of_all[0]:
+        holders: dict[str, list[int]] = {}
+        for process, given in enumerate(of_all):
+            holders.setdefault(str(given.get(name, "none")), []).append(process)
+        if len(holders) > 1:
+            lines.append(
+                f"  {name}: "
+                + "; ".join(
+                    f"{value} on {processes_in_words(found)}" for value, found in holders.items()
+                )
+            )
+    return f"the processes of this run have different {what}:\n" + "\n".join(lines)
+
+
+def _gather(row: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The row of every process: uint8 [num_processes, n]."""
+    # A mesh of its own, which does not depend on what the processes may differ in.
+    first: dict[int, Any] = {}
+    devices: list[Any] = jax.devices()
+    for device in sorted(devices, key=lambda device: device.id):
+        first.setdefault(device.process_index, device)
+    mesh = Mesh(np.array([first[process] for process in sorted(first)]), ("process",))
+    mine = jax.device_put(row[None], first[jax.process_index()])
+    shape = (len(first), len(row))
+    split = NamedSharding(mesh, PartitionSpec("process"))
+    rows = jax.make_array_from_single_device_arrays(shape, split, [mine])
+    with under(mesh):
+        gathered = _replicated(mesh)(rows)
+    found: NDArray[np.uint8] = jax.device_get(gathered.addressable_data(0))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _replicated(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))

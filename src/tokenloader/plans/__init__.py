@@ -1,0 +1,1 @@
+"""Plans: which window is sample i, and where a run is."""

@@ -1,0 +1,1 @@
+"""Preparing: text to tokens, and one token file format to another."""

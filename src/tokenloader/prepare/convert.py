@@ -1,0 +1,104 @@
+"""Converting: a token file of any format that can be read, to one of any format that can be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from tokenloader.check.info import extents_of
+from tokenloader.tokens.token_array import TokenArray
+from tokenloader.tokens.writing import Format, blocks, check_format, check_place, header, write_file
+
+_OF_SUFFIX: dict[str, Format] = {".safetensors": "safetensors", ".npy": "npy"}
+
+
+def target_format(path: Path, chosen: Format | None) -> Format:
+    """The format to write: the one chosen, or what the suffix of the path says.
+
+    Raises:
+        ValueError: it says nothing (.bin is several formats).
+    """
+    found = chosen or _OF_SUFFIX.get(path.suffix)
+    if found is None:
+        what = f"the suffix {path.suffix} may be several formats" if path.suffix else "no suffix"
+        raise ValueError(f"{path}: {what}; say which to write: --to {', '.join(get_args(Format))}")
+    return found
+
+
+def convert(
+    tokens: TokenArray,
+    path: Path,
+    *,
+    format: Format,
+    dtype: np.dtype[Any] | None = None,
+    force: bool = False,
+    progress: bool = False,
+) -> int:
+    """Writes tokens to a file of another format or dtype; returns the bytes of the file.
+
+    Args:
+        tokens: from files or memory.
+        path: the file to write.
+        dtype: of the file; None: that of the tokens. Ids are checked to fit.
+        force: replace a file that exists.
+        progress: show a progress bar.
+
+    Raises:
+        FileExistsError: there is such a file, and not `force`.
+        ValueError: path is one of the files that are read, the format cannot hold the tokens, or an id
+            does not fit the dtype.
+        OSError: the disk has too little space, or fails.
+    """
+    dtype = dtype or tokens.dtype
+    check_target(path, force=force, read=[extent.path for extent in extents_of(tokens)])
+    check_format(format, dtype, len(tokens))
+    num_bytes = len(header(format, dtype, 0)) + len(tokens) * dtype.itemsize
+    check_space(path, num_bytes)
+    write_file(path, _with_progress(blocks(tokens), len(tokens), progress), dtype, format)
+    return num_bytes
+
+
+def check_target(path: Path, *, force: bool, read: Iterable[Path]) -> None:
+    """Raises OSError or ValueError if path must not be written, read being what is read."""
+    check_place(path)
+    if path.exists():
+        for one in read:
+            if one.exists() and os.path.samefile(one, path):
+                raise ValueError(f"{path} is the file that is read ({one}); write another")
+        if not force:
+            raise FileExistsError(
+                f"{path} exists ({path.stat().st_size:,} bytes); --force replaces it"
+            )
+
+
+def check_space(path: Path, num_bytes: int) -> None:
+    """Raises OSError if the disk has no room for a file of so many bytes beside what is there."""
+    directory = Path(os.path.realpath(path)).parent
+    if directory.is_dir() and (free := shutil.disk_usage(directory).free) < num_bytes:
+        raise OSError(
+            f"{path}: {num_bytes:,} bytes are needed on this disk and {free:,} are free (a file that is "
+            f"replaced takes its room until the new one is complete)"
+        )
+
+
+def _with_progress(
+    arrays: Iterator[NDArray[Any]], num_tokens: int, progress: bool
+) -> Iterator[NDArray[Any]]:
+    with tqdm(
+        total=num_tokens,
+        desc="writing",
+        unit=" tokens",
+        unit_scale=True,
+        disable=not progress,
+        leave=False,
+    ) as bar:
+        for array in arrays:
+            yield array
+            bar.update(len(array))

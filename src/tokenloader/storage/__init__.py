@@ -1,0 +1,1 @@
+"""Storage: who holds the bytes."""

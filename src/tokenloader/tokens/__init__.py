@@ -1,0 +1,1 @@
+"""Tokens: one token axis on the host."""

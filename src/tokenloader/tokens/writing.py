@@ -1,0 +1,232 @@
+"""Token files written: any number of integer arrays, one after the other, into one file.
+
+A file appears under its name when it is complete, and not before: it is written under a temporary name in
+the same directory, flushed to the disk, and renamed. What fails on the way, Ctrl-C included, leaves
+nothing behind, and a file that was there before is untouched.
+
+A header tells the number of tokens, which is known last. So its room is left free and filled at the end:
+the formats allow a header to be padded (safetensors with spaces, .npy likewise) or fix its length (llm.c).
+
+Sources: those of `_formats`; llm.c, dev/data/data_common.py (write_datafile).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tokenloader.formats.detect import LLM_C_HEADER_BYTES, LLM_C_VERSIONS
+from tokenloader.formats.extent import token_dtype
+from tokenloader.formats.safetensors import DTYPES as SAFETENSORS_DTYPES
+from tokenloader.tokens.token_array import TokenArray
+
+Format = Literal["safetensors", "npy", "llm.c", "raw"]
+
+BLOCK_TOKENS = 1 << 20  # converted and written at a time
+_SAFETENSORS_BYTES = 256  # of header, its length included: room for any count; data begins aligned
+_SAFETENSORS_NAMES = {dtype.name: name for name, dtype in SAFETENSORS_DTYPES.items()}
+_LLM_C_MAGIC = {dtype.name: (magic, v) for magic, (v, dtype) in LLM_C_VERSIONS.items()}
+_LLM_C_MOST = 2**31 - 1  # its count is an int32
+
+
+def write_tokens(
+    path: str | os.PathLike[str],
+    arrays: Iterable[NDArray[Any]] | NDArray[Any] | TokenArray,
+    dtype: DTypeLike = "uint16",
+) -> int:
+    """Writes token ids to a safetensors file, as the 1-D tensor "tokens", in constant memory.
+
+    The file appears when it is complete; until then, and if anything fails, a file that was there
+    stays as it was.
+
+    Args:
+        path: the file. One that exists is replaced.
+        arrays: 1-D arrays of integers of any dtype, one after the other; any iterable of them, so a
+            generator that makes them on the way. Or one such array, or an open TokenArray.
+        dtype: of the file: "uint8", "uint16", "uint32", "int32" or "int64".
+
+    Returns:
+        The number of tokens written.
+
+    Raises:
+        ValueError: an id does not fit the dtype (the message says which, and where), something is no
+            1-D array of integers, or there are no tokens at all.
+        TypeError: arrays is not iterable.
+        OSError: the file cannot be written, or path is no place for a file.
+
+    Example:
+        >>> documents = (np.array(ids) for ids in ([464, 2068, 50256], [7586, 50256]))
+        >>> write_tokens("fox.safetensors", documents)  # doctest: +SKIP
+        5
+    """
+    return write_file(Path(path), blocks(arrays), token_dtype(dtype, "dtype="), "safetensors")
+
+
+def write_file(
+    path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any], format: Format
+) -> int:
+    """Writes 1-D arrays of integers to a file of a format; returns the number of tokens.
+
+    Raises: as `write_tokens`; and ValueError if the format cannot hold the dtype or so many tokens.
+    """
+    header_bytes = len(header(format, dtype, 0))
+    num_tokens = 0
+    with atomic_file(path) as file:
+        file.write(bytes(header_bytes))
+        for array in arrays:
+            ids = _fitted(array, dtype, num_tokens)
+            num_tokens += len(ids)
+            check_format(format, dtype, num_tokens)
+            write_all(file, ids)
+        if not num_tokens:
+            raise ValueError(f"{path}: there are no tokens to write; at least one is needed")
+        file.seek(0)
+        file.write(header(format, dtype, num_tokens))
+    return num_tokens
+
+
+def blocks(arrays: Iterable[Any] | NDArray[Any] | TokenArray) -> Iterator[NDArray[Any]]:
+    """The tokens of `write_tokens`'s arrays, in arrays of at most BLOCK_TOKENS."""
+    if isinstance(arrays, (np.ndarray, TokenArray)):
+        arrays = [arrays]
+    elif isinstance(arrays, (str, bytes, dict, set, frozenset)) or not isinstance(arrays, Iterable):
+        raise TypeError(
+            f"arrays is of type {type(arrays).__name__}; needed are 1-D arrays of integers: an iterable "
+            f"of them, or one"
+        )
+    for i, array in enumerate(arrays):
+        whole = array if isinstance(array, TokenArray) else _as_integers(array, i)
+        for at in range(0, len(whole), BLOCK_TOKENS):
+            yield whole[at : at + BLOCK_TOKENS]
+
+
+def _as_integers(array: Any, i: int) -> NDArray[Any]:
+    try:
+        found = np.asarray(array)
+    except ValueError as error:  # nested lists of several lengths
+        raise ValueError(
+            f"arrays[{i}] is no array ({error}); needed is a 1-D array of integers"
+        ) from None
+    if found.ndim == 0 and found.dtype.kind in "iu":
+        raise ValueError(
+            f"arrays[{i}] is the single id {found}; needed is a 1-D array of integers: if arrays are "
+            f"the ids themselves, pass np.array(ids)"
+        )
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+        raise ValueError(
+            f"arrays[{i}] is {found.dtype}{list(found.shape)}; needed is a 1-D array of integers"
+        )
+    return found if found.size else np.empty(0, np.uint16)  # an empty list is of floats for numpy
+
+
+def _fitted(ids: NDArray[Any], dtype: np.dtype[Any], position: int) -> NDArray[Any]:
+    """Ids of another integer dtype, in this one; ValueError where one does not fit."""
+    if ids.dtype == dtype:
+        return np.ascontiguousarray(ids)
+    if not np.can_cast(ids.dtype, dtype) and ids.size:
+        limits = np.iinfo(dtype)
+        if int(ids.min()) < limits.min or int(ids.max()) > limits.max:
+            # Compared as Python's integers would be: numpy compares any two integer dtypes exactly.
+            first = int(((ids < limits.min) | (ids > limits.max)).argmax())
+            raise ValueError(
+                f"token {position + first:,} is {int(ids[first])}, which {dtype} cannot hold (it holds "
+                f"{limits.min} to {limits.max}); use a wider dtype, or see where the id comes from"
+            )
+    return ids.astype(dtype)
+
+
+def check_format(format: Format, dtype: np.dtype[Any], num_tokens: int) -> None:
+    """Raises ValueError if a file of this format cannot hold so many tokens of this dtype."""
+    if format != "llm.c":
+        return
+    if dtype.name not in _LLM_C_MAGIC:
+        raise ValueError(
+            f"an llm.c .bin file holds {' or '.join(_LLM_C_MAGIC)} tokens, not {dtype}; say which: "
+            f"--dtype {' or --dtype '.join(_LLM_C_MAGIC)}"
+        )
+    if num_tokens > _LLM_C_MOST:
+        raise ValueError(
+            f"an llm.c .bin file counts its tokens in an int32, so it holds at most {_LLM_C_MOST:,}, and "
+            f"these are {num_tokens:,} or more; write another format, or write parts"
+        )
+
+
+def header(format: Format, dtype: np.dtype[Any], num_tokens: int) -> bytes:
+    """What stands before the tokens; of one length for all counts."""
+    if format == "safetensors":
+        tensor = {
+            "dtype": _SAFETENSORS_NAMES[dtype.name],
+            "shape": [num_tokens],
+            "data_offsets": [0, num_tokens * dtype.itemsize],
+        }
+        text = json.dumps({"tokens": tensor}, separators=(",", ":")).encode()
+        length = _SAFETENSORS_BYTES - 8
+        return length.to_bytes(8, "little") + text.ljust(length)
+    if format == "npy":
+        file = io.BytesIO()
+        description = {"descr": dtype.str, "fortran_order": False, "shape": (num_tokens,)}
+        np.lib.format.write_array_header_1_0(file, description)  # leaves room for 21 digits
+        return file.getvalue()
+    if format == "llm.c":
+        check_format(format, dtype, num_tokens)
+        values = np.zeros(LLM_C_HEADER_BYTES // 4, "<i4")
+        values[:3] = (*_LLM_C_MAGIC[dtype.name], num_tokens)
+        return values.tobytes()
+    return b""
+
+
+def check_place(path: Path) -> None:
+    """Raises OSError if something is at path that is no file: a directory, a pipe, a device."""
+    if path.exists() and not path.is_file():
+        kind = "a directory" if path.is_dir() else "not a regular file"
+        raise OSError(f"{path} is {kind}; tokens are written to a file, whose header comes last")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[io.FileIO]:
+    """A file to write, which takes the name `path` when the block ends, and is gone when it fails."""
+    check_place(path)
+    path = Path(os.path.realpath(path))  # through links: a link's target is replaced, not the link
+    temporary = path.parent / f".tokenloader-{secrets.token_hex(8)}.tmp"
+    try:
+        file = open(temporary, "xb", buffering=0)  # noqa: SIM115 (closed below, before the rename)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{path}: its directory {path.parent} does not exist; make it first"
+        ) from None
+    try:
+        with file:
+            yield file
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_directory(path.parent)
+
+
+def write_all(file: io.FileIO, ids: NDArray[Any]) -> None:
+    """Writes all of ids; one call of write may take less than it is given."""
+    left = memoryview(ids.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
+    while left:
+        left = left[file.write(left) :]
+
+
+def _sync_directory(directory: Path) -> None:
+    """So that the new name outlasts a power failure; a file system that cannot is no reason to fail."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,148 @@
+"""The transforms, against per-token Python loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tokenloader import Batch, next_token, packed_documents
+from tokenloader.batches.batch import hide_seen_targets
+
+DTYPES = ["uint8", "uint16", "uint32", "int32"]  # int64 is narrowed before it reaches a transform
+EOT = 2
+
+
+def naive_documents(block, end_of_text):
+    """(loss_mask, segment_ids, positions) of a block, token by token."""
+    rows = []
+    for row in block.tolist():
+        mask, segments, positions = [], [], []
+        segment, position = 1, 0
+        for token in row[:-1]:
+            mask.append(token != end_of_text)
+            segments.append(segment)
+            positions.append(position)
+            position += 1
+            if token == end_of_text:
+                segment, position = segment + 1, 0
+        rows.append((mask, segments, positions))
+    return [np.array(field) for field in zip(*rows, strict=True)]
+
+
+def assert_is_documents(batch, block, end_of_text):
+    mask, segments, positions = naive_documents(block, end_of_text)
+    np.testing.assert_array_equal(batch.inputs, block[:, :-1])
+    np.testing.assert_array_equal(batch.targets, block[:, 1:])
+    np.testing.assert_array_equal(batch.loss_mask, mask)
+    np.testing.assert_array_equal(batch.segment_ids, segments)
+    np.testing.assert_array_equal(batch.positions, positions)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_next_token_shifts_by_one_and_widens_to_int32(dtype):
+    block = np.array([[1, 2, 3, 4], [5, 6, 7, 255]], dtype)
+    batch = next_token(jnp.asarray(block))
+    np.testing.assert_array_equal(batch.inputs, [[1, 2, 3], [5, 6, 7]])
+    np.testing.assert_array_equal(batch.targets, [[2, 3, 4], [6, 7, 255]])
+    assert batch.inputs.dtype == batch.targets.dtype == jnp.int32
+    assert batch[2:] == (None, None, None)
+
+
+def test_the_largest_uint16_id_does_not_turn_negative():
+    batch = next_token(jnp.array([[65535, 65534]], jnp.uint16))
+    assert batch.inputs.tolist() == [[65535]]
+    assert batch.targets.tolist() == [[65534]]
+
+
+def test_a_window_of_two_tokens_makes_one_input():
+    batch = packed_documents(EOT)(jnp.array([[EOT, 7], [7, EOT]], jnp.uint16))
+    assert batch.loss_mask.tolist() == [[False], [True]]
+    assert batch.segment_ids.tolist() == [[1], [1]]
+    assert batch.positions.tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [EOT, 5, 6, 7, 8, 9],
+        [5, 6, 7, 8, 9, EOT],
+        [5, 6, 7, 8, EOT, 9],
+        [5, EOT, EOT, EOT, 6, 7],
+        [EOT, EOT, 5, 6, EOT, EOT],
+        [EOT] * 6,
+        [5, 6, 7, 8, 9, 10],
+    ],
+)
+def test_packed_documents_where_the_end_of_text_is_in_an_odd_place(row):
+    block = np.array([row], np.uint16)
+    assert_is_documents(packed_documents(EOT)(jnp.asarray(block)), block, EOT)
+
+
+_packed = jax.jit(packed_documents(EOT))
+
+
+@settings(deadline=None, max_examples=150)
+@given(hnp.arrays(np.uint16, (3, 11), elements=st.integers(0, 4)))
+def test_packed_documents_equals_a_loop_over_the_tokens(block):
+    assert_is_documents(_packed(jnp.asarray(block)), block, EOT)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_documents_of_every_dtype(dtype):
+    block = np.random.default_rng(0).integers(0, 4, (4, 9)).astype(dtype)
+    batch = jax.jit(packed_documents(EOT))(jnp.asarray(block))
+    assert_is_documents(batch, block, EOT)
+    assert [leaf.dtype.name for leaf in batch] == ["int32", "int32", "bool", "int32", "int32"]
+
+
+def test_an_end_of_text_that_the_dtype_cannot_hold_is_never_found():
+    # 50256 is 80 modulo 256: it must not be narrowed to the block's dtype.
+    block = np.full((2, 5), 50256 % 256, np.uint8)
+    assert_is_documents(packed_documents(50256)(jnp.asarray(block)), block, 50256)
+
+
+def test_the_end_of_text_is_a_target_that_counts():
+    batch = packed_documents(EOT)(jnp.array([[5, EOT, 6]], jnp.uint16))
+    assert batch.targets.tolist() == [[EOT, 6]]
+    assert batch.loss_mask.tolist() == [[True, False]]
+
+
+def test_packed_documents_with_the_same_end_of_text_are_equal_and_share_compiled_code():
+    assert packed_documents(50256) == packed_documents(np.uint16(50256))
+    assert hash(packed_documents(50256)) == hash(packed_documents(np.uint16(50256)))
+    assert packed_documents(50256) != packed_documents(0)
+
+
+@pytest.mark.parametrize("end_of_text", [1.5, "<|endoftext|>", None])
+def test_an_end_of_text_that_is_not_an_integer_is_a_type_error(end_of_text):
+    with pytest.raises(TypeError, match=type(end_of_text).__name__):
+        packed_documents(end_of_text)
+
+
+def test_a_batch_is_a_pytree_whose_missing_fields_are_no_leaves():
+    block = jnp.array([[1, 2, 3]], jnp.uint16)
+    assert len(jax.tree.leaves(next_token(block))) == 2
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, next_token(block))
+    assert isinstance(doubled, Batch)
+    assert doubled.targets.tolist() == [[4, 6]]
+
+
+def test_batch_fields_come_in_the_documented_order():
+    assert Batch._fields == ("inputs", "targets", "loss_mask", "segment_ids", "positions")
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_hide_seen_targets_leaves_the_last_ones_of_each_row_and_no_hidden_one(documents):
+    block = jnp.array([[1, EOT, 3, 4, 5]] * 4, jnp.uint16)
+    batch = packed_documents(EOT)(block) if documents else next_token(block)
+    new = jnp.array([[4], [3], [1], [0]], jnp.int32)
+    hidden = hide_seen_targets(batch, new, batch.targets.shape[1])
+    expected = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]], bool)
+    if documents:
+        expected[:, 1] = False
+    np.testing.assert_array_equal(hidden.loss_mask, expected)
+    assert hidden.loss_mask.dtype == jnp.bool_
+    np.testing.assert_array_equal(hidden.inputs, batch.inputs)

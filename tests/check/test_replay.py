@@ -1,0 +1,185 @@
+"""Replay: the same answers as the loader that saved the state, without it."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tokenloader as tl
+from tokenloader.check.replay import plan_named, replay
+
+N = 997
+TOKENS = np.random.default_rng(0).integers(0, 50, N).astype(np.uint16)
+EOT = 7
+PLANS = [
+    tl.RandomWindows(seed=2**64 - 1),
+    tl.ShuffledEpochs(seed=1),
+    tl.ShuffledEpochs(seed=2, num_epochs=30),
+    tl.SequentialWindows(),
+    tl.Mixture({range(300): 0.7, range(400, 997): 0.3}, tl.ShuffledEpochs(seed=4, num_epochs=30)),
+    tl.Mixture({range(100, 900): 1}, tl.SequentialWindows()),
+    tl.Mixture(
+        {range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))
+    ),
+]
+
+
+@pytest.fixture
+def tokens():
+    return tl.open_tokens(TOKENS)
+
+
+def saved_after(tokens, plan, sizes, seq_len=20):
+    """The state after 3 steps of each batch size, as read from JSON, and the last loader."""
+    state = None
+    for batch_size in sizes:
+        loader = tl.TokenLoader(tokens, batch_size, seq_len, plan=plan, transform=None)
+        with loader:
+            if state is not None:
+                loader.set_state(state)
+            for _ in itertools.islice(loader, 3):
+                pass
+            state = json.loads(json.dumps(loader.get_state()))
+    return state, loader
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+def test_every_step_is_what_the_loader_says_it_is(tokens, plan):
+    state, loader = saved_after(tokens, plan, [2, 5, 3])
+    for step in range(11):
+        replayed = replay(state, tokens, step)
+        np.testing.assert_array_equal(replayed.starts, loader.starts_at(step), strict=True)
+        np.testing.assert_array_equal(replayed.tokens, loader.batch_at(step), strict=True)
+        assert len(replayed.samples) == len(replayed.starts)
+        assert replayed.documents is None
+    assert replay(state, tokens, 4).samples.tolist() == [11, 12, 13, 14, 15]
+
+
+def test_a_step_far_ahead_is_replayed_at_once(tokens):
+    state, _ = saved_after(tokens, tl.RandomWindows(0), [4])
+    expected = tl.RandomWindows(0).starts(4 * 10**15 + np.arange(4), num_tokens=N, seq_len=20)
+    np.testing.assert_array_equal(replay(state, tokens, 10**15).starts, expected)
+
+
+def test_documents_are_the_spans_between_ends_of_text(tokens):
+    state, _ = saved_after(tokens, tl.RandomWindows(0), [50])
+    replayed = replay(state, tokens, 1, end_of_text=EOT)
+    ends = set()
+    for start, row, spans in zip(replayed.starts, replayed.tokens, replayed.documents, strict=True):
+        assert spans.dtype == np.int64
+        assert spans[0, 0] == start
+        assert spans[-1, 1] == start + 21
+        assert (spans[1:, 0] == spans[:-1, 1]).all()
+        assert (spans[:, 0] < spans[:, 1]).all()
+        parts = [TOKENS[begin:end] for begin, end in spans]
+        assert all((part[:-1] != EOT).all() for part in parts)
+        assert all(part[-1] == EOT for part in parts[:-1])
+        assert np.concatenate(parts).tolist() == row.tolist()
+        ends.add(int(row[-1]))
+    assert EOT in ends  # also a window that ends with its document
+
+
+def test_a_window_of_one_document_is_one_span(tokens):
+    state, _ = saved_after(tokens, tl.SequentialWindows(), [1])
+    assert replay(state, tokens, 2, end_of_text=999).documents[0].tolist() == [[40, 61]]
+
+
+def test_it_needs_neither_jax_nor_a_loader(tmp_path, tokens):
+    state, loader = saved_after(tokens, PLANS[4], [2, 3])
+    TOKENS.tofile(tmp_path / "a.bin")
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    code = f"""if True:
+        import json, sys
+        import tokenloader as tl
+        from tokenloader.check.replay import replay
+        tokens = tl.open_tokens({str(tmp_path / "a.bin")!r}, dtype="uint16")
+        state = json.load(open({str(tmp_path / "state.json")!r}))
+        print(replay(state, tokens, 4).starts.tolist(), "jax" in sys.modules)
+    """
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == f"{loader.starts_at(4).tolist()} False\n"
+
+
+# Refused
+
+
+def test_other_tokens_are_refused_with_what_differs(tokens):
+    state, _ = saved_after(tokens, PLANS[0], [2])
+    other = tl.open_tokens(TOKENS[:-1].copy())
+    with pytest.raises(ValueError, match="is not what this state was saved with") as caught:
+        replay(state, other, 0)
+    assert repr(other) in str(caught.value)
+    assert f"data: saved {tokens.fingerprint()}, here {other.fingerprint()}" in str(caught.value)
+    assert "another number of tokens" in str(caught.value)
+
+
+def test_a_step_that_is_none_is_refused(tokens):
+    state, _ = saved_after(tokens, tl.SequentialWindows(), [10])
+    with pytest.raises(ValueError, match="step -1 is negative"):
+        replay(state, tokens, -1)
+    with pytest.raises(ValueError, match=r"step 5 is past the end of SequentialWindows\(\)"):
+        replay(state, tokens, 5)
+    with pytest.raises(TypeError, match="float"):
+        replay(state, tokens, 1.0)
+
+
+def test_what_is_no_state_is_refused(tokens):
+    with pytest.raises(ValueError, match="state has version None"):
+        replay({}, tokens, 0)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+def test_the_name_of_a_plan_gives_the_plan(plan):
+    named = plan_named(plan.sequence_name() if hasattr(plan, "sequence_name") else repr(plan))
+    if "num_epochs=30" not in repr(plan):
+        assert named == plan
+    sizes = {"num_tokens": N, "seq_len": 20}
+    np.testing.assert_array_equal(named.starts(range(50), **sizes), plan.starts(range(50), **sizes))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "EveryTen()",
+        "",
+        "ShuffledEpochs",
+        "ShuffledEpochs()",
+        "ShuffledEpochs(0)",
+        "ShuffledEpochs(seed=-1)",
+        "ShuffledEpochs(seed=0.0)",
+        "ShuffledEpochs(seed=True)",
+        "ShuffledEpochs(seed='0')",
+        "ShuffledEpochs(seed=1 + 1)",
+        "ShuffledEpochs( seed=0)",
+        "ShuffledEpochs(seed=0, num_epochs=3)",
+        "ShuffledEpochs(seed=18446744073709551616)",
+        "ShuffledEpochs(**{'seed': 0})",
+        "ShuffledEpochs(seeds=0)",
+        "tokenloader.ShuffledEpochs(seed=0)",
+        "SequentialWindows(), 1",
+        "SequentialWindows()\n",
+        "__import__('os').abort()",
+        "Mixture({}, SequentialWindows())",
+        "Mixture({range(0, 5): 2}, SequentialWindows())",
+        "Mixture({range(5): 1}, SequentialWindows())",
+        "Mixture({range(0, 5): 1.5}, SequentialWindows())",
+        "Mixture({**{}}, SequentialWindows())",
+        "Mixture({range(0, 5): 1}, plan=SequentialWindows())",
+        "Mixture({range(0, 5): 1}, abort())",
+        "Mixture({open('x'): 1}, SequentialWindows())",
+        "Mixture(" * 10_000,
+        "-" * 100_000 + "1",
+        "\0",
+    ],
+    ids=lambda name: repr(name[:50]),
+)
+def test_any_other_name_is_refused_with_the_way_in_python(name):
+    with pytest.raises(ValueError, match="be told from the state alone; in Python") as caught:
+        plan_named(name)
+    message = str(caught.value)
+    assert message.startswith(f"state: plan is {name}, which is none of RandomWindows, Shuf")
+    assert re.search(r"set_state\(state\), and ask its starts_at\(step\)", message)

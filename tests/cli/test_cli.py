@@ -1,0 +1,461 @@
+"""The command line as a process: statuses, errors of one line, JSON, pipes, and what it imports."""
+
+import json
+import os
+import subprocess
+import sys
+
+import click
+import numpy as np
+import pytest
+
+import tokenloader as tl
+from tokenloader.check import bench as _bench
+from tokenloader.cli import commands as cli
+
+COMMANDS = sorted(cli.commands.commands)
+END = 50_256
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    ids = rng.zipf(1.2, 100_000) - 1
+    ids = ids[ids < 20_000]
+    ids[499::500] = END
+    tl.write_tokens("train.safetensors", ids)
+    np.save("train.npy", ids.astype(np.uint16))
+    ids.astype("<u2").tofile("train.bin")
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tokenloader", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+def process(*arguments, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "tokenloader", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **kwargs,
+    )
+
+
+# info
+
+
+def test_info_prints_a_table(run):
+    status, out, err = run("info", "train.safetensors")
+    assert (status, err) == (0, "")
+    rows = dict(line.split(None, 1) for line in out.splitlines())
+    num_tokens = len(tl.open_tokens("train.safetensors"))
+    assert rows["file"] == "train.safetensors"
+    assert rows["format"] == "safetensors"
+    assert rows["tensors"] == f"tokens U16[{num_tokens}]"
+    assert rows["tokens"] == f"{num_tokens:,}"
+
+
+def test_info_takes_batches_of_any_shape(run):
+    _, out, _ = run("info", "--batch-size", 4, "--seq-len", 100, "train.npy")
+    windows = len(tl.open_tokens("train.npy")) // 100 - 1
+    assert f"{windows:,} an epoch" in out
+    assert f"{windows // 4:,} an epoch (batch size 4, sequence length 100)" in out
+    _, out, _ = run("info", "--seq-len", 1_000_000, "train.npy")
+    assert "none: fewer tokens than a window of 1,000,001" in out
+
+
+def test_info_in_json(run):
+    status, out, _ = run("info", "--json", "--dtype", "uint16", "train.bin")
+    found = json.loads(out)
+    assert status == 0
+    assert found["files"][0]["format"] == "headerless"
+    assert found["num_tokens"] * 2 == found["num_bytes"] == os.path.getsize("train.bin")
+    assert "devices" not in found
+
+
+def test_info_lists_devices_when_asked(run):
+    _, out, _ = run("info", "--devices", "train.npy")
+    assert out.count("<- batches land here") == 1
+    _, out, _ = run("info", "--devices", "--json", "train.npy")
+    devices = json.loads(out)["devices"]
+    assert [device["backend"] for device in devices] == ["cpu"] * 8
+    assert [device["default"] for device in devices].count(True) == 1
+
+
+def test_several_sources_are_one_axis(run):
+    _, out, _ = run("info", "--json", "train.npy", "train.safetensors", "train.npy")
+    found = json.loads(out)
+    assert found["num_tokens"] == 3 * len(tl.open_tokens("train.npy"))
+    assert len(found["files"]) == 3
+    _, out, _ = run("info", *["train.npy"] * 9)
+    assert "and 3 more" in out
+
+
+def test_the_key_says_which_tensor(run):
+    status, _, err = run("info", "--key", "other", "train.safetensors")
+    assert status == 2
+    assert "'other'" in err
+
+
+# check
+
+
+def test_check_of_good_tokens_ends_with_0(run):
+    status, out, err = run("check", "--vocab-size", 50_257, "train.safetensors")
+    assert (status, err) == (0, "")
+    assert out.endswith("nothing wrong found\n")
+    assert "id 50256, " in out
+
+
+def test_check_of_wrong_tokens_ends_with_1(run):
+    status, out, _ = run("check", "--vocab-size", 1000, "train.safetensors")
+    assert status == 1
+    assert "WRONG: " in out
+    assert "nothing wrong" not in out
+
+
+def test_check_against_others(run):
+    status, out, _ = run("check", "train.npy", "--against", "train.safetensors")
+    assert status == 1
+    assert "that the other tokens have too" in " ".join(out.split())
+
+
+def test_check_in_json(run):
+    status, out, _ = run("check", "--json", "--vocab-size", 1000, "train.npy")
+    report = json.loads(out)
+    assert status == 1
+    assert report["end_of_text"] == END
+    assert report["num_past"] > 0
+    assert len(report["problems"]) == 1
+
+
+def test_the_histogram_is_drawn_in_what_the_terminal_can_show(folder):
+    bars = {}
+    for encoding in ("utf-8", "ascii"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        bars[encoding] = process("check", "train.npy", env=environment, encoding="utf-8").stdout
+    assert "█" in bars["utf-8"]
+    assert "####" in bars["ascii"]
+
+
+# convert
+
+
+def test_convert_says_what_it_wrote(run):
+    status, out, _ = run("convert", "--source-dtype", "uint16", "train.bin", "out.safetensors")
+    num_tokens = len(tl.open_tokens("train.npy"))
+    assert status == 0
+    assert out.startswith(f"out.safetensors: {num_tokens:,} tokens, ")
+    assert out.endswith(", safetensors\n")
+    np.testing.assert_array_equal(tl.open_tokens("out.safetensors")[:], np.load("train.npy"))
+
+
+def test_convert_widens_and_joins(run):
+    run("convert", "--dtype", "uint32", "--to", "llm.c", "train.npy", "train.npy", "out.bin")
+    found = tl.open_tokens("out.bin")
+    assert found.dtype == np.uint32
+    assert len(found) == 2 * len(np.load("train.npy"))
+
+
+def test_convert_needs_force_to_replace(run):
+    status, _, err = run("convert", "train.safetensors", "train.npy")
+    assert (status, "train.npy exists" in err) == (2, True)
+    assert run("convert", "--force", "train.safetensors", "train.npy")[0] == 0
+
+
+def test_convert_of_a_suffix_that_says_nothing_asks(run):
+    status, _, err = run("convert", "train.npy", "out.bin")
+    assert status == 2
+    assert "say which to write: --to safetensors, npy, llm.c, raw" in err
+
+
+# tokenize
+
+
+def test_tokenize_makes_a_file_that_check_accepts(run):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save("tokenizer.json")
+    with open("a.txt", "w") as file:
+        file.write("hello\n<|endoftext|>\nworld!")
+    arguments = ("tokenize", "a.txt", "--tokenizer", "tokenizer.json", "--out", "out.safetensors")
+    status, out, _ = run(*arguments)
+    assert status == 0
+    assert "documents       2 (11 bytes of text)" in out
+    assert "tokens          13 uint16, 1.00 bytes of text each" in out
+    assert "end of text     id 256, after each document" in out
+    assert run("check", "--end-of-text", 256, "--vocab-size", 257, "out.safetensors")[0] == 0
+    assert "out.safetensors exists" in run(*arguments)[2]
+    status, out, _ = run(*arguments, "--force", "--json")
+    assert json.loads(out)["num_documents"] == 2
+
+
+def test_tokenize_does_not_write_over_what_it_reads(run, folder):
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "a.txt").write_text("text")
+    for out in ("a.txt", "tokenizer.json"):
+        status, _, err = run(
+            "tokenize", "a.txt", "--tokenizer", "tokenizer.json", "--out", out, "--force"
+        )
+        assert status == 2
+        assert f"{out} is the file that is read" in err
+
+
+# bench
+
+
+def test_bench_tells_cold_and_warm(run, monkeypatch):
+    monkeypatch.setattr(_bench, "drop_from_cache", lambda extents: None)
+    shape = ("--batch-size", 2, "--seq-len", 64, "--seconds", 0.1)
+    status, out, _ = run("bench", "train.npy", *shape)
+    assert status == 0
+    assert "batches         2 x 64 tokens, random windows, on " in out
+    assert out.count("million tokens/s (") == 2
+    assert out.count("limited by ") == 2
+    monkeypatch.setattr(_bench, "drop_from_cache", lambda extents: "it is so")
+    assert "cold            not measured: it is so" in run("bench", "train.npy", *shape)[1]
+    found = json.loads(run("bench", "train.npy", "--json", *shape)[1])
+    assert (found["cold"], found["why_not_cold"]) == (None, "it is so")
+    assert found["warm"]["tokens_per_second"] > 0
+
+
+# replay
+
+
+@pytest.fixture
+def saved(folder):
+    tokens = tl.open_tokens("train.safetensors")
+    loader = tl.TokenLoader(tokens, 4, 600, plan=tl.ShuffledEpochs(seed=3))
+    next(loader)
+    (folder / "state.json").write_text(json.dumps(loader.get_state()))
+    yield loader
+    loader.close()
+
+
+def test_replay_shows_the_windows_of_a_step(run, saved):
+    status, out, _ = run("replay", "state.json", "train.safetensors", "--step", 7)
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == "step 7: 4 windows"
+    starts = saved.starts_at(7).tolist()
+    assert [line.split() for line in lines[3:]] == [
+        [str(28 + i), f"{start:,}"] for i, start in enumerate(starts)
+    ]
+
+
+def test_replay_in_json_has_documents_and_text(run, saved):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({f"w{i}": i for i in range(END + 1)}, "w0")).save("tokenizer.json")
+    arguments = ("replay", "state.json", "train.safetensors", "--step", 0, "--end-of-text", END)
+    status, out, _ = run(*arguments, "--tokenizer", "tokenizer.json", "--json")
+    found = json.loads(out)
+    assert (status, found["step"]) == (0, 0)
+    for row, start, ids in zip(found["rows"], saved.starts_at(0), saved.batch_at(0), strict=True):
+        assert row["start"] == start
+        assert row["documents"][0][0] == start
+        assert row["documents"][-1][1] == start + 601
+        assert len(row["documents"]) in (2, 3)
+        assert row["text"] == " ".join(f"w{id}" for id in ids)
+    _, out, _ = run(*arguments, "--tokenizer", "tokenizer.json")
+    text = found["rows"][0]["text"]
+    assert out.splitlines()[3].split()[3] == text.split()[0]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_replay_of_what_is_no_state_or_of_other_tokens_is_told(run, saved, folder):
+    (folder / "bad.json").write_text("{")
+    status, _, err = run("replay", "bad.json", "train.npy", "--step", 0)
+    assert (status, "bad.json: not JSON (Expecting property name" in err) == (2, True)
+    np.save("other.npy", np.arange(5000, dtype=np.uint16))
+    status, _, err = run("replay", "state.json", "other.npy", "--step", 0)
+    assert (status, "is not what this state was saved with" in err) == (2, True)
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["info", "none.npy"], "none.npy: no such file"),
+        (["info"], "Missing argument 'SOURCE...'; see tokenloader info --help"),
+        (["info", "--bogus", "a"], "No such option '--bogus'; see tokenloader info --help"),
+        (["bogus"], "No such command 'bogus'; see tokenloader --help"),
+        (["info", "--batch-size", "0", "train.npy"], "0 is not in the range x>=1; see tokenloader info"),
+        (["info", "--dtype", "int7", "train.npy"], "'int7' is not one of 'uint8', 'uint16'"),
+        (["check", "train.bin"], "train.bin"),
+        (["convert", "train.npy", "none/out.npy"], "its directory "),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_and_status_2(run, arguments, message):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("tokenloader: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("two\n  lines"), "two lines"),
+        (TypeError("a type"), "a type"),
+        (MemoryError("no memory"), "no memory"),
+        (ImportError("no module"), "no module"),
+        (OSError(28, "No space left on device", "a.npy"), "a.npy: No space left on device"),
+        (ConnectionError("no Hub"), "no Hub"),
+    ],
+)
+def test_errors_of_the_library_are_told_without_a_traceback(run, monkeypatch, error, message):
+    def fails(*args):
+        raise error
+
+    monkeypatch.setattr(cli, "_open", fails)
+    assert run("info", "train.npy") == (2, "", f"tokenloader: {message}\n")
+
+
+def test_ctrl_c_is_quiet(run, monkeypatch):
+    def fails(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_open", fails)
+    status, out, err = run("info", "train.npy")
+    assert (status, out, err.strip()) == (130, "", "")
+
+
+def test_a_pipe_that_is_closed_is_quiet(folder):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenloader", "info", "train.npy"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+# The process
+
+
+def test_info_and_convert_and_check_do_not_load_jax(folder):
+    for command in (
+        ["info", "train.npy"],
+        ["check", "train.npy"],
+        ["convert", "train.npy", "o.npy"],
+    ):
+        code = f"""if True:
+            import sys
+            sys.argv = {["tokenloader", *command]!r}
+            from tokenloader.cli.commands import main
+            try:
+                main()
+            except SystemExit as ended:
+                assert not ended.code, ended.code
+            print(sorted({{"jax", "jaxlib", "huggingface_hub"}} & sys.modules.keys()))
+        """
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stderr == ""
+        assert done.stdout.endswith("\n[]\n"), command
+
+
+def test_python_m_is_the_same(folder):
+    done = process("info", "train.npy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "NumPy .npy" in done.stdout
+    assert process("bogus").returncode == 2
+    version = process("--version")
+    assert version.stdout == f"tokenloader {tl.__version__}\n"
+
+
+def test_without_a_command_the_help_is_shown(run):
+    status, out, err = run()
+    assert (status, out) == (2, "")
+    assert "Commands:" in err
+
+
+def test_output_in_a_pipe_has_no_control_codes_and_80_columns(folder):
+    for arguments in (["info", "train.npy"], ["check", "train.npy"], ["--help"]):
+        done = process(*arguments)
+        assert "\x1b" not in done.stdout + done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_80_columns(run, command):
+    status, out, _ = run(command, "--help")
+    assert status == 0
+    assert "Examples:\n" in out
+    assert f"tokenloader {command} " in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_list_of_commands_says_all_of_each_summary(run, command):
+    summary = cli.commands.commands[command].get_short_help_str(200)
+    _, out, _ = run("--help")
+    assert f"{summary.rstrip('.')}." in " ".join(out.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_are_given_completion(folder, shell):
+    try:
+        done = subprocess.run(
+            [os.path.join(os.path.dirname(sys.executable), "tokenloader")],
+            env={**os.environ, "_TOKENLOADER_COMPLETE": f"{shell}_source"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("the command is not installed beside this Python")
+    assert done.returncode == 0
+    assert "_TOKENLOADER_COMPLETE" in done.stdout
+
+
+def test_click_errors_of_other_kinds_are_one_line_too(run, monkeypatch):
+    def fails(*args):
+        raise click.FileError("a.npy", "it is so")
+
+    monkeypatch.setattr(cli, "_open", fails)
+    status, _, err = run("info", "train.npy")
+    assert status == 2
+    assert err.count("\n") == 1
+
+
+def test_one_of_anything_is_said_in_the_singular(run):
+    np.save("a.npy", np.array([5, 50256] * 3 + [6, 7, 50256], np.uint16))
+    _, out, _ = run("check", "a.npy")
+    assert "2 documents that repeat an earlier one, 2 tokens" in out
+    assert "1 token 3 times, first at token 0" in out
+    np.save("b.npy", np.array([5, 50256], np.uint16))
+    _, out, _ = run("check", "b.npy", "--against", "a.npy")
+    assert "1 document that the other tokens have too, 1 token\n" in out
+    assert "id 50256, 1 time, one in 2.0 tokens" in out

@@ -1,0 +1,129 @@
+"""The examples run as a user runs them: as programs, on this machine's own text."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+pytest.importorskip("optax")
+pytest.importorskip("orbax.checkpoint")
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+SHORT = ["--steps", "4", "--log-every", "1", "--eval-every", "3", "--eval-tokens", "3000"]
+SHORT += ["--checkpoint-every", "2"]
+
+
+def run(out, *arguments, devices=1):
+    command = [sys.executable, EXAMPLES / "fineweb_gpt2.py", "--out", out, *arguments]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    finished = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        env={**os.environ, "XLA_FLAGS": flags},
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return finished.stdout
+
+
+def rows(out, *names):
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [{name: json.loads(line).get(name) for name in names} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    return out, run(out, "--demo", *SHORT)
+
+
+def test_the_demo_tells_its_loss_that_of_bigrams_and_a_sample(demo):
+    out, said = demo
+    assert "this model" in said
+    assert "byte bigrams" in said
+    assert "a sample:" in said
+    assert (out / "loss.png").stat().st_size > 10_000
+    assert [row["step"] for row in rows(out, "step")] == [1, 2, 3, 4]
+    assert all(0 < row["loss"] < 10 for row in rows(out, "loss"))
+    assert [row["val_loss"] is not None for row in rows(out, "val_loss")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_the_demo_corpus_is_documents_with_an_end_of_text_each(demo):
+    out, _ = demo
+    for split in ("train", "validation"):
+        tokens = load_file(out / f"stdlib-{split}.safetensors")["tokens"]
+        assert tokens.dtype == np.uint16
+        assert tokens.max() == tokens[-1] == 256
+        assert len(tokens) > 100_000
+
+
+def test_a_run_that_was_cut_off_goes_on_exactly_as_it_would_have(demo, tmp_path):
+    whole, _ = demo
+    cut = tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    shutil.rmtree(cut / "checkpoints" / "4")  # as if killed after step 3
+    said = run(cut, "--demo", *SHORT)
+    assert "continuing after step 2" in said
+    assert rows(cut, "step", "loss", "val_loss") == rows(whole, "step", "loss", "val_loss")
+
+
+def test_other_token_files_train_on_eight_devices(demo, tmp_path):
+    out, _ = demo
+    data = [f"--data={out / 'stdlib-train.safetensors'}", "--vocab-size=257", "--seq-len=32"]
+    data += [f"--validation={out / 'stdlib-validation.safetensors'}"]
+    data += ["--layers=1", "--heads=2", "--width=32", "--batch-size=32", "--micro-batch=2"]
+    run(tmp_path / "eight", *data, *SHORT, devices=8)
+    run(tmp_path / "one", *data, *SHORT, devices=1)
+    for name in ("loss", "val_loss"):
+        eight, one = (
+            [row[name] for row in rows(tmp_path / run, name) if row[name]]
+            for run in ("eight", "one")
+        )
+        np.testing.assert_allclose(eight, one, rtol=1e-4)
+
+
+def test_several_processes_train_on_one_mesh_and_another_number_of_them_goes_on(tmp_path):
+    arguments = ["--steps=4", "--checkpoint-every=2", "--seq-len=16", "--width=16", "--layers=1"]
+
+    def train(out, num_processes):
+        command = [
+            sys.executable,
+            EXAMPLES / "multihost.py",
+            "--loopback",
+            num_processes,
+            "--out",
+            out,
+        ]
+        finished = subprocess.run(
+            list(map(str, command + arguments)),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+            env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        )
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        lines = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
+        assert re.fullmatch(r".*loss [0-9.]+ over 20,000 targets, each counted once", lines[-1])
+        losses = [re.search(r"loss ([0-9.]+)", line) for line in lines]
+        return lines, [float(match[1]) for match in losses if match]
+
+    _, whole = train(tmp_path / "run", 2)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")  # as if killed after step 3
+    lines, resumed = train(tmp_path / "run", 1)
+    assert "continuing after step 2" in lines
+    np.testing.assert_allclose(resumed, whole, atol=2e-3)

@@ -1,0 +1,242 @@
+"""The saved state: its round trip, and every way in which one can be refused."""
+
+import collections
+import dataclasses
+import json
+import re
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tokenloader.plans.batch_size_schedule import History
+from tokenloader.plans.state import VERSION, LoaderState, differences, from_dict
+
+STATE = LoaderState(
+    step=7,
+    sample=224,
+    history=History(((0, 32),)),
+    seq_len=1024,
+    plan="ShuffledEpochs(seed=0)",
+    data="uint16:10248871837:0123456789abcdef",
+)
+
+
+CHANGED = dataclasses.replace(STATE, history=History(((0, 20), (4, 48))))
+
+
+@pytest.mark.parametrize("state", [STATE, CHANGED])
+def test_a_state_survives_json(state):
+    assert from_dict(json.loads(json.dumps(state.to_dict()))) == state
+
+
+def test_a_state_is_small_however_long_the_run():
+    largest = dataclasses.replace(
+        STATE,
+        step=10**12,
+        sample=10**17,
+        history=History(((0, 10**5),)),
+        plan=f"ShuffledEpochs(seed={2**64 - 1})",
+    )
+    assert len(json.dumps(largest.to_dict())) < 250
+
+
+def test_a_state_holds_plain_values_and_its_version():
+    assert CHANGED.to_dict() == {
+        "version": 1,
+        "step": 7,
+        "sample": 224,
+        "batch_sizes": [[0, 20], [4, 48]],
+        "seq_len": 1024,
+        "plan": "ShuffledEpochs(seed=0)",
+        "data": "uint16:10248871837:0123456789abcdef",
+    }
+    assert CHANGED.to_dict()["version"] == VERSION
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        np.asarray,
+        lambda value: tuple(value) if isinstance(value, list) else np.int64(value),
+        lambda value: (
+            [[np.int32(x) for x in row] for row in value]
+            if isinstance(value, list)
+            else np.array(value)
+        ),
+        jnp.asarray,
+    ],
+    ids=["arrays", "tuples", "numpy integers", "jax arrays"],
+)
+def test_what_checkpointers_make_of_integers_and_lists_is_read(changed):
+    state = {k: v if isinstance(v, str) else changed(v) for k, v in CHANGED.to_dict().items()}
+    read = from_dict(state)
+    assert read == CHANGED
+    assert json.dumps(read.to_dict()) == json.dumps(CHANGED.to_dict())
+
+
+def test_from_dict_does_not_change_its_argument():
+    state = STATE.to_dict()
+    before = dict(state)
+    from_dict(state)
+    assert state == before
+
+
+@pytest.mark.parametrize("kind", [types.MappingProxyType, collections.OrderedDict])
+def test_any_mapping_is_read(kind):
+    assert from_dict(kind(STATE.to_dict())) == STATE
+
+
+@pytest.mark.parametrize("state", [None, 3, "state", [("step", 0)], STATE])
+def test_what_is_no_mapping_is_a_type_error(state):
+    with pytest.raises(TypeError, match=rf"state is of type {type(state).__name__}; needed is"):
+        from_dict(state)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_is_an_error_that_names_both(version):
+    with pytest.raises(
+        ValueError, match=f"state has version {version}; this tokenloader reads version 1"
+    ):
+        from_dict({**STATE.to_dict(), "version": version})
+
+
+def test_a_dict_without_version_is_an_error():
+    with pytest.raises(ValueError, match="state has version None"):
+        from_dict({})
+
+
+@pytest.mark.parametrize("field", sorted(STATE.to_dict().keys() - {"version"}))
+def test_a_missing_field_is_an_error_that_shows_what_is_there_and_needed(field):
+    state = STATE.to_dict()
+    del state[field]
+    with pytest.raises(ValueError, match="state has the fields") as caught:
+        from_dict(state)
+    needed = sorted(STATE.to_dict().keys() - {"version"})
+    there = [name for name in needed if name != field]
+    assert f"state has the fields {there}; needed are {needed}" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["epoch", 1])
+def test_an_unknown_field_is_an_error_that_names_it(key):
+    with pytest.raises(ValueError, match=r"state has the fields") as caught:
+        from_dict({**STATE.to_dict(), key: 3})
+    assert repr(key) in str(caught.value)
+
+
+@pytest.mark.parametrize(("field", "least"), [("step", 0), ("sample", 0), ("seq_len", 1)])
+@pytest.mark.parametrize("value", [-1, 1.5, 7.0, "7", None, 2**63, 10**30, [7], np.float32(7)])
+def test_a_count_of_the_wrong_type_or_size_is_an_error_that_shows_it(field, least, value):
+    message = f"state: {field} is {value!r}; needed is an integer of {least} or more, below 2**63"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_dict({**STATE.to_dict(), field: value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        32,
+        "0, 32",
+        [],
+        [0, 32],
+        [[0]],
+        [[0, 32, 1]],
+        [[0, 32.0]],
+        [["0", "32"]],
+        [[0, 0]],
+        [[0, -1]],
+        [[0, 2**63]],
+        [[1, 32]],
+        [[0, 32], [0, 32]],
+        [[0, 32], [5, 16], [3, 64]],
+        {"0": 32},
+    ],
+    ids=repr,
+)
+def test_batch_sizes_of_the_wrong_form_are_an_error_that_shows_them(value):
+    message = (
+        f"state: batch_sizes is {value!r}; needed is a list of [first step, batch_size], from step 0, "
+        f"with rising steps"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_dict({**STATE.to_dict(), "batch_sizes": value})
+
+
+def test_a_sample_that_contradicts_the_history_is_an_error_that_shows_both():
+    with pytest.raises(ValueError, match="state: sample is 225") as caught:
+        from_dict({**CHANGED.to_dict(), "sample": 225})
+    assert "and 7 steps of batch_sizes [[0, 20], [4, 48]] are 224 samples" in str(caught.value)
+
+
+def test_a_history_that_goes_on_past_the_step_is_an_error_that_shows_both():
+    with pytest.raises(ValueError, match="which goes on to step 4, and step is 3") as caught:
+        from_dict({**CHANGED.to_dict(), "step": 3, "sample": 60})
+    assert "batch_sizes is [[0, 20], [4, 48]]" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["plan", "data"])
+@pytest.mark.parametrize("value", [None, 5, ["uint16", 5, "0"]])
+def test_a_name_of_the_wrong_type_is_an_error_that_shows_it(field, value):
+    message = f"state: {field} is {value!r}; needed is a string"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_dict({**STATE.to_dict(), field: value})
+
+
+def test_the_position_and_batch_sizes_may_differ():
+    assert differences(dataclasses.replace(CHANGED, step=5, sample=128), STATE) == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "line"),
+    [
+        (
+            {"plan": "RandomWindows(seed=1)"},
+            "plan: saved RandomWindows(seed=1), here ShuffledEpochs(seed=0): the windows come in another "
+            "order, so some would be trained on a second time, and others not at all",
+        ),
+        (
+            {"seq_len": 512},
+            "seq_len: saved 512, here 1024: the windows are cut elsewhere; the run would go on after "
+            "229,376 inputs, and has seen 114,688",
+        ),
+        (
+            {"data": "uint32:10248871837:0123456789abcdef"},
+            "data: saved uint32:10248871837:0123456789abcdef, here uint16:10248871837:0123456789abcdef: "
+            "another dtype, so the same windows hold other tokens",
+        ),
+        (
+            {"data": "uint16:5:0123456789abcdef"},
+            "data: saved uint16:5:0123456789abcdef, here uint16:10248871837:0123456789abcdef: "
+            "another number of tokens, so the same sample numbers are windows at other places",
+        ),
+        (
+            {"data": "uint16:10248871837:ff"},
+            "data: saved uint16:10248871837:ff, here uint16:10248871837:0123456789abcdef: "
+            "other contents, so the same windows hold other tokens",
+        ),
+        (
+            {"data": "uint8:5:0123456789abcdef"},
+            "data: saved uint8:5:0123456789abcdef, here uint16:10248871837:0123456789abcdef: another dtype "
+            "and another number of tokens, so the same sample numbers are windows at other places",
+        ),
+        (
+            {"data": "my own"},
+            "data: saved my own, here uint16:10248871837:0123456789abcdef: another dtype, so the same "
+            "windows hold other tokens",
+        ),
+        (
+            {"data": "uint16"},
+            "data: saved uint16, here uint16:10248871837:0123456789abcdef: other contents, so the same "
+            "windows hold other tokens",
+        ),
+    ],
+)
+def test_each_difference_is_named_with_both_values_and_what_it_means(difference, line):
+    assert differences(dataclasses.replace(STATE, **difference), STATE) == [line]
+
+
+def test_all_differences_are_listed_at_once():
+    other = LoaderState(1, 1, History(((0, 1),)), seq_len=8, plan="p", data="uint8:1:0")
+    assert [line.split(":")[0] for line in differences(other, STATE)] == ["plan", "seq_len", "data"]

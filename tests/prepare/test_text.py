@@ -1,0 +1,147 @@
+"""Reading documents of text: JSON lines, Parquet, plain, packed; and where a file is wrong."""
+
+import gzip
+import json
+import re
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tokenloader.prepare import text as _text
+from tokenloader.prepare.text import read_documents
+
+DOCUMENTS = ["One.", "Two\nlines.", "ünï 日本", "  spaces kept  "]
+END = "<|endoftext|>"
+
+
+def read(path, column="text"):
+    return list(read_documents(path, column=column, separator=END))
+
+
+def json_lines(documents, column="text"):
+    return "".join(json.dumps({column: one, "id": i}) + "\n" for i, one in enumerate(documents))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".json", ".JSONL"])
+def test_json_lines_are_documents(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_text(json_lines(DOCUMENTS), encoding="utf-8")
+    assert read(path) == DOCUMENTS
+
+
+def test_the_column_may_have_another_name(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json_lines(DOCUMENTS, "content"), encoding="utf-8")
+    assert read(tmp_path / "a.jsonl", "content") == DOCUMENTS
+
+
+def test_parquet_columns_are_documents(tmp_path):
+    table = pyarrow.table({"id": range(5000), "text": [f"document {i}" for i in range(5000)]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=700)
+    assert read(tmp_path / "a.parquet") == [f"document {i}" for i in range(5000)]
+
+
+def test_null_and_empty_documents_are_left_out(tmp_path):
+    documents = ["a", None, "", "b"]
+    (tmp_path / "a.jsonl").write_text(json_lines(documents) + "\n  \n")
+    pyarrow.parquet.write_table(pyarrow.table({"text": documents}), tmp_path / "a.parquet")
+    (tmp_path / "a.txt").write_text(f"a{END}\n{END}b{END}")
+    for name in ("a.jsonl", "a.parquet", "a.txt"):
+        assert read(tmp_path / name) == ["a", "b"]
+
+
+def test_a_plain_file_is_one_document(tmp_path):
+    (tmp_path / "a.txt").write_text("\nOne.\n\nTwo.\n")
+    assert read(tmp_path / "a.txt") == ["One.\n\nTwo."]
+    (tmp_path / "empty.txt").touch()
+    assert read(tmp_path / "empty.txt") == []
+
+
+@pytest.mark.parametrize("read_bytes", [1, 2, 7, 13, 1000])
+def test_or_several_with_the_end_of_text_between_them(tmp_path, monkeypatch, read_bytes):
+    monkeypatch.setattr(_text, "_READ_BYTES", read_bytes)
+    path = tmp_path / "a.txt"
+    path.write_text(f"\n{END}\n".join(DOCUMENTS), encoding="utf-8")
+    assert read(path) == DOCUMENTS
+    path.write_text(END.join(["a", "<|endof", "b<|"]))
+    assert read(path) == ["a", "<|endof", "b<|"]
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+def test_files_may_be_packed(tmp_path, packing, suffix):
+    text = json_lines(DOCUMENTS) if suffix == ".jsonl" else END.join(DOCUMENTS)
+    path = tmp_path / f"a{suffix}{packing}"
+    if packing == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        with pyarrow.output_stream(str(path), compression="zstd") as file:
+            file.write(text.encode())
+    assert read(path) == DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{broken", "a.jsonl, line 2: not JSON (Expecting property name"),
+        (
+            '{"body": "x", "id": 1}',
+            "a.jsonl, line 2: no string in a field 'text'; found: body, id.",
+        ),
+        ('{"text": 5}', "a.jsonl, line 2: no string in a field 'text'; found: text."),
+        ("[1]", "a.jsonl, line 2: no string in a field 'text'; found: list."),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_text(json_lines(["fine"]) + line + "\n")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(tmp_path / "a.jsonl")
+
+
+def test_a_column_that_is_missing_or_no_text_is_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "body": ["a", "b"]}), path)
+    with pytest.raises(ValueError, match=r"a.parquet: no column 'text'; there are: id, body"):
+        read(path)
+    with pytest.raises(ValueError, match=r"a.parquet: row 0 of column 'id' is 1, not a string"):
+        read(path, "id")
+
+
+def test_a_file_that_is_damaged_is_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match=r"a.parquet: no Parquet file .*is it complete"):
+        read(tmp_path / "a.parquet")
+    packed = gzip.compress(bytes(range(256)) * 99)
+    damaged = {
+        "a.txt.gz": b"no gzip",
+        "b.txt.gz": packed[:-9],
+        "c.txt.gz": packed[:20] + b"xxxxxxxx" + packed[28:],
+        "a.txt.zst": b"no zstd, but something else",
+    }
+    for name, data in damaged.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=rf"{name}: cannot be unpacked .*is it complete"):
+            read(tmp_path / name)
+    (tmp_path / "a.txt").write_bytes("ü".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a.txt: not text in UTF-8 .*0xfc in position 0"):
+        read(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.txt.gz", "a.txt.zst"])
+def test_a_file_that_is_missing_is_an_error_of_its_own(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=name):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("a.parquet", "reading Parquet"), ("a.txt.zst", "unpacking zstd")]
+)
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch, name, what):
+    (tmp_path / name).touch()
+    for module in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        ImportError, match=rf"{name}: {what} needs pyarrow.*tokenloader\[tokenize\]"
+    ):
+        read(tmp_path / name)

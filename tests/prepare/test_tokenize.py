@@ -1,0 +1,192 @@
+"""Tokenizing: the ids, their order, the end of documents, and what a tokenizer file must have."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+import tokenloader as tl
+from tokenloader.prepare import tokenize as _tokenize
+from tokenloader.prepare.tokenize import Tokenizer, tokenize
+
+TEXTS = ["def one():\n    return 1\n", "for x in y:\n    print(x)", "日本 ünï", "a" * 100]
+
+
+def save(path, *, special=("<|endoftext|>",), vocab_size=400, edit=None):
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(TEXTS, trainer)
+    if edit:
+        edit(library)
+    library.save(str(path))
+    return library
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save(tmp_path / "tokenizer.json")
+    return tmp_path
+
+
+def json_lines(path, documents):
+    path.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
+    return path
+
+
+def run(folder, *files, **kwargs):
+    out = folder / "out.safetensors"
+    done = tokenize(list(files), out, Tokenizer(folder / "tokenizer.json"), **kwargs)
+    return done, tl.open_tokens(out)[:]
+
+
+def test_documents_come_back_with_an_end_of_text_after_each(folder):
+    done, ids = run(folder, json_lines(folder / "a.jsonl", TEXTS))
+    library = Library.from_file(str(folder / "tokenizer.json"))
+    assert done.end_of_text == 0
+    ends = np.flatnonzero(ids == 0)
+    assert len(ends) == 4
+    assert ends[-1] == len(ids) - 1
+    parts = np.split(ids, ends + 1)[:-1]
+    assert [library.decode(part[:-1].tolist()) for part in parts] == TEXTS
+
+
+def test_it_tells_what_it_wrote(folder):
+    done, ids = run(folder, json_lines(folder / "a.jsonl", TEXTS))
+    assert (done.num_documents, done.num_tokens, done.dtype) == (4, len(ids), "uint16")
+    assert done.text_bytes == sum(len(text.encode()) for text in TEXTS)
+
+
+@pytest.mark.parametrize("characters", [1, 50, 10_000])
+def test_the_order_is_that_of_the_files_however_they_are_batched(folder, monkeypatch, characters):
+    monkeypatch.setattr(_tokenize, "_BATCH_CHARACTERS", characters)
+    documents = [f"document {i} " * (i % 5 + 1) for i in range(200)]
+    files = [json_lines(folder / f"{i}.jsonl", documents[i::3]) for i in range(3)]
+    _, ids = run(folder, *files)
+    library = Library.from_file(str(folder / "tokenizer.json"))
+    ordered = [one for i in range(3) for one in documents[i::3]]
+    expected = [id for one in ordered for id in (*library.encode(one).ids, 0)]
+    assert ids.tolist() == expected
+
+
+def test_a_long_document_is_encoded_in_pieces_to_the_same_ids(folder, monkeypatch):
+    text = "def f(x):\n    return x\n\n\n" * 200 + "\n\n  \n" + "x = 1\ny = 2\n" * 200
+    whole = Tokenizer(folder / "tokenizer.json").encode([text, "b"])
+    monkeypatch.setattr(_tokenize, "_PIECE_CHARACTERS", 100)
+    assert len(list(_tokenize._pieces(text))) > 20
+    pieces = Tokenizer(folder / "tokenizer.json").encode([text, "b"])
+    np.testing.assert_array_equal(whole, pieces)
+
+
+def test_a_long_document_without_line_ends_stays_whole(monkeypatch):
+    monkeypatch.setattr(_tokenize, "_PIECE_CHARACTERS", 100)
+    assert list(_tokenize._pieces("a" * 1000)) == [("a" * 1000, True)]
+
+
+def test_an_end_of_text_spelled_out_in_a_document_is_text(folder):
+    _, ids = run(folder, json_lines(folder / "a.jsonl", ["a<|endoftext|>b"]))
+    assert np.flatnonzero(ids == 0).tolist() == [len(ids) - 1]
+    assert Library.from_file(str(folder / "tokenizer.json")).decode(ids[:-1].tolist()) == (
+        "a<|endoftext|>b"
+    )
+
+
+def test_in_plain_text_it_stands_between_documents(folder):
+    (folder / "a.txt").write_text("one\n<|endoftext|>\ntwo")
+    done, _ = run(folder, folder / "a.txt")
+    assert done.num_documents == 2
+
+
+def test_padding_and_truncation_of_the_file_are_not_used(tmp_path):
+    def edit(library):
+        library.enable_truncation(3)
+        library.enable_padding(length=50)
+
+    save(tmp_path / "tokenizer.json", edit=edit)
+    encoded = Tokenizer(tmp_path / "tokenizer.json").encode(["abcdefghij" * 3])
+    assert 10 < len(encoded) < 50
+    assert (encoded == 0).sum() == 1
+
+
+@pytest.mark.parametrize("token", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"])
+def test_known_ends_of_text_are_found(tmp_path, token):
+    save(tmp_path / "tokenizer.json", special=("<pad>", token))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    assert (tokenizer.end_of_text, tokenizer.end_of_text_id) == (token, 1)
+
+
+def test_another_can_be_said(tmp_path):
+    save(tmp_path / "tokenizer.json", special=("<|endoftext|>", "[SEP]"))
+    assert Tokenizer(tmp_path / "tokenizer.json", "[SEP]").end_of_text_id == 1
+
+
+def test_without_one_the_special_tokens_are_listed(tmp_path):
+    save(tmp_path / "tokenizer.json", special=("[CLS]", "[SEP]"))
+    with pytest.raises(
+        ValueError, match=re.escape("no token <|endoftext|> or <|end_of_text|>")
+    ) as e:
+        Tokenizer(tmp_path / "tokenizer.json")
+    assert "its special tokens are: [CLS], [SEP]. Say which: --end-of-text" in str(e.value)
+    with pytest.raises(ValueError, match="no token <end> to end documents with"):
+        Tokenizer(tmp_path / "tokenizer.json", "<end>")
+
+
+def test_a_large_vocabulary_is_written_as_uint32(tmp_path):
+    def edit(library):
+        library.add_tokens([f"token{i}" for i in range(70_000)])
+
+    save(tmp_path / "tokenizer.json", edit=edit)
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.dtype == np.uint32
+    assert tokenizer.encode(["token69999"]).tolist()[0] > 65_535
+
+
+def test_a_vocabulary_of_65_536_is_written_as_uint16(tmp_path):
+    def edit(library):
+        missing = 65_536 - library.get_vocab_size()
+        library.add_tokens([f"token{i}" for i in range(missing)])
+
+    save(tmp_path / "tokenizer.json", edit=edit)
+    assert Tokenizer(tmp_path / "tokenizer.json").dtype == np.uint16
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text('{"model": 5}')
+    with pytest.raises(ValueError, match=r"a.json: no tokenizer.json of the tokenizers library \("):
+        Tokenizer(tmp_path / "a.json")
+    with pytest.raises(FileNotFoundError, match=r"none.json"):
+        Tokenizer(tmp_path / "none.json")
+
+
+def test_without_the_library_the_extra_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"tokenizing needs tokenizers.*tokenloader\[tokenize\]"):
+        Tokenizer(folder / "tokenizer.json")
+
+
+def test_a_failure_in_a_later_file_leaves_nothing(folder):
+    good = json_lines(folder / "a.jsonl", TEXTS)
+    (folder / "b.jsonl").write_text("broken\n")
+    with pytest.raises(ValueError, match=r"b.jsonl, line 1: not JSON"):
+        run(folder, good, folder / "b.jsonl")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "a.jsonl",
+        "b.jsonl",
+        "tokenizer.json",
+    ]
+
+
+def test_files_without_a_document_are_refused(folder):
+    (folder / "empty.txt").touch()
+    with pytest.raises(ValueError, match=r"out.safetensors: there are no tokens to write"):
+        run(folder, folder / "empty.txt")
