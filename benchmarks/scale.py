@@ -132,8 +132,8 @@ def _works(path: Path) -> dict[str, Callable[[], Any]]:
             jax.block_until_ready(next(resumed))
             return resumed
 
-        works[f"starts at {name}"] = lambda step=step: loader.starts_at(step)
-        works[f"batch at {name}"] = lambda step=step: loader.batch_at(step)
+        works[f"starts at {name}"] = lambda step=step: loader.window_starts(step)
+        works[f"batch at {name}"] = lambda step=step: loader.window_tokens(step)
         works[f"resume at {name}"] = resume
     return works
 

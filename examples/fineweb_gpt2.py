@@ -89,7 +89,7 @@ def main() -> None:
         plan=tl.ShuffledEpochs(seed=args.seed),
         sharding=by_rows,
     )
-    largest_id = loader.batch_at(0).max()
+    largest_id = loader.window_tokens(0).max()
     if largest_id >= args.vocab_size:
         sys.exit(f"the data has token id {largest_id}; --vocab-size {args.vocab_size} is too small")
 

@@ -22,7 +22,7 @@ from tokenloader.tokens.token_array import TokenArray
 from tokenloader.tokens.writing import write_tokens
 
 if TYPE_CHECKING:
-    from tokenloader.batches.batch import Batch, next_token, packed_documents
+    from tokenloader.batches.batch import Batch, next_token, segment_documents
     from tokenloader.loader.token_loader import TokenLoader
 
 __version__ = "0.1.0"
@@ -40,14 +40,14 @@ __all__ = [
     "Windows",
     "next_token",
     "open_tokens",
-    "packed_documents",
+    "segment_documents",
     "write_tokens",
 ]
 
 _NEED_JAX = {
     "Batch": "tokenloader.batches.batch",
     "next_token": "tokenloader.batches.batch",
-    "packed_documents": "tokenloader.batches.batch",
+    "segment_documents": "tokenloader.batches.batch",
     "TokenLoader": "tokenloader.loader.token_loader",
 }
 

@@ -8,32 +8,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tokenloader import Batch, next_token, packed_documents
+from tokenloader import Batch, next_token, segment_documents
 from tokenloader.batches.batch import hide_seen_targets
 
 DTYPES = ["uint8", "uint16", "uint32", "int32"]  # int64 is narrowed before it reaches a transform
 EOT = 2
 
 
-def naive_documents(block, end_of_text):
+def naive_documents(block, eos_id):
     """(loss_mask, segment_ids, positions) of a block, token by token."""
     rows = []
     for row in block.tolist():
         mask, segments, positions = [], [], []
         segment, position = 1, 0
         for token in row[:-1]:
-            mask.append(token != end_of_text)
+            mask.append(token != eos_id)
             segments.append(segment)
             positions.append(position)
             position += 1
-            if token == end_of_text:
+            if token == eos_id:
                 segment, position = segment + 1, 0
         rows.append((mask, segments, positions))
     return [np.array(field) for field in zip(*rows, strict=True)]
 
 
-def assert_is_documents(batch, block, end_of_text):
-    mask, segments, positions = naive_documents(block, end_of_text)
+def assert_is_documents(batch, block, eos_id):
+    mask, segments, positions = naive_documents(block, eos_id)
     np.testing.assert_array_equal(batch.inputs, block[:, :-1])
     np.testing.assert_array_equal(batch.targets, block[:, 1:])
     np.testing.assert_array_equal(batch.loss_mask, mask)
@@ -58,7 +58,7 @@ def test_the_largest_uint16_id_does_not_turn_negative():
 
 
 def test_a_window_of_two_tokens_makes_one_input():
-    batch = packed_documents(EOT)(jnp.array([[EOT, 7], [7, EOT]], jnp.uint16))
+    batch = segment_documents(EOT)(jnp.array([[EOT, 7], [7, EOT]], jnp.uint16))
     assert batch.loss_mask.tolist() == [[False], [True]]
     assert batch.segment_ids.tolist() == [[1], [1]]
     assert batch.positions.tolist() == [[0], [0]]
@@ -78,10 +78,10 @@ def test_a_window_of_two_tokens_makes_one_input():
 )
 def test_packed_documents_where_the_end_of_text_is_in_an_odd_place(row):
     block = np.array([row], np.uint16)
-    assert_is_documents(packed_documents(EOT)(jnp.asarray(block)), block, EOT)
+    assert_is_documents(segment_documents(EOT)(jnp.asarray(block)), block, EOT)
 
 
-_packed = jax.jit(packed_documents(EOT))
+_packed = jax.jit(segment_documents(EOT))
 
 
 @settings(deadline=None, max_examples=150)
@@ -93,7 +93,7 @@ def test_packed_documents_equals_a_loop_over_the_tokens(block):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_packed_documents_of_every_dtype(dtype):
     block = np.random.default_rng(0).integers(0, 4, (4, 9)).astype(dtype)
-    batch = jax.jit(packed_documents(EOT))(jnp.asarray(block))
+    batch = jax.jit(segment_documents(EOT))(jnp.asarray(block))
     assert_is_documents(batch, block, EOT)
     assert [leaf.dtype.name for leaf in batch] == ["int32", "int32", "bool", "int32", "int32"]
 
@@ -101,25 +101,25 @@ def test_packed_documents_of_every_dtype(dtype):
 def test_an_end_of_text_that_the_dtype_cannot_hold_is_never_found():
     # 50256 is 80 modulo 256: it must not be narrowed to the block's dtype.
     block = np.full((2, 5), 50256 % 256, np.uint8)
-    assert_is_documents(packed_documents(50256)(jnp.asarray(block)), block, 50256)
+    assert_is_documents(segment_documents(50256)(jnp.asarray(block)), block, 50256)
 
 
 def test_the_end_of_text_is_a_target_that_counts():
-    batch = packed_documents(EOT)(jnp.array([[5, EOT, 6]], jnp.uint16))
+    batch = segment_documents(EOT)(jnp.array([[5, EOT, 6]], jnp.uint16))
     assert batch.targets.tolist() == [[EOT, 6]]
     assert batch.loss_mask.tolist() == [[True, False]]
 
 
 def test_packed_documents_with_the_same_end_of_text_are_equal_and_share_compiled_code():
-    assert packed_documents(50256) == packed_documents(np.uint16(50256))
-    assert hash(packed_documents(50256)) == hash(packed_documents(np.uint16(50256)))
-    assert packed_documents(50256) != packed_documents(0)
+    assert segment_documents(50256) == segment_documents(np.uint16(50256))
+    assert hash(segment_documents(50256)) == hash(segment_documents(np.uint16(50256)))
+    assert segment_documents(50256) != segment_documents(0)
 
 
-@pytest.mark.parametrize("end_of_text", [1.5, "<|endoftext|>", None])
-def test_an_end_of_text_that_is_not_an_integer_is_a_type_error(end_of_text):
-    with pytest.raises(TypeError, match=type(end_of_text).__name__):
-        packed_documents(end_of_text)
+@pytest.mark.parametrize("eos_id", [1.5, "<|endoftext|>", None])
+def test_an_end_of_text_that_is_not_an_integer_is_a_type_error(eos_id):
+    with pytest.raises(TypeError, match=type(eos_id).__name__):
+        segment_documents(eos_id)
 
 
 def test_a_batch_is_a_pytree_whose_missing_fields_are_no_leaves():
@@ -137,7 +137,7 @@ def test_batch_fields_come_in_the_documented_order():
 @pytest.mark.parametrize("documents", [False, True])
 def test_hide_seen_targets_leaves_the_last_ones_of_each_row_and_no_hidden_one(documents):
     block = jnp.array([[1, EOT, 3, 4, 5]] * 4, jnp.uint16)
-    batch = packed_documents(EOT)(block) if documents else next_token(block)
+    batch = segment_documents(EOT)(block) if documents else next_token(block)
     new = jnp.array([[4], [3], [1], [0]], jnp.int32)
     hidden = hide_seen_targets(batch, new, batch.targets.shape[1])
     expected = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]], bool)

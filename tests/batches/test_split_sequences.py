@@ -14,7 +14,7 @@ EOT = 3
 TOKENS = np.random.default_rng(0).integers(0, 8, 3000).astype(np.uint16)
 B, T = 16, 48
 PLANS = [tl.ShuffledEpochs(seed=0), tl.SequentialWindows()]
-TRANSFORMS = {"next_token": tl.next_token, "documents": tl.packed_documents(EOT)}
+TRANSFORMS = {"next_token": tl.next_token, "documents": tl.segment_documents(EOT)}
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8), (2, 2, 2)]
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices; see conftest.py")
@@ -67,12 +67,12 @@ def test_any_axes_may_split_a_sequence(spec, transform):
             np.testing.assert_array_equal(a, b, strict=True)
 
 
-@pytest.mark.parametrize("end_of_text", [0, 7, 100])
-def test_documents_are_counted_across_the_cuts(end_of_text):
+@pytest.mark.parametrize("eos_id", [0, 7, 100])
+def test_documents_are_counted_across_the_cuts(eos_id):
     # Every token an end, none, or runs of them that begin and end at a cut.
     tokens = np.where(np.arange(3000) % 24 < 12, 7, np.arange(3000) % 5).astype(np.uint16)
-    tokens = np.zeros(3000, np.uint16) if end_of_text == 0 else tokens
-    transform = tl.packed_documents(end_of_text)
+    tokens = np.zeros(3000, np.uint16) if eos_id == 0 else tokens
+    transform = tl.segment_documents(eos_id)
     where = NamedSharding(mesh((1, 8)), P("data", "seq"))
     split = batches(4, where, tl.SequentialWindows(), transform, tokens)
     single = batches(4, None, tl.SequentialWindows(), transform, tokens)

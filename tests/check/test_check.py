@@ -52,9 +52,9 @@ def test_tokens_as_they_should_be_have_no_problem():
     assert (report.problems, report.notes) == ([], [])
     assert (report.num_tokens, report.dtype) == (len(ids), "uint16")
     assert (report.lowest_id, report.highest_id) == (0, END)
-    assert report.end_of_text == END
-    assert report.num_end_of_text == report.num_documents == 300
-    assert (report.num_empty, report.num_runs, report.other_end_of_text) == (0, 0, 0)
+    assert report.eos_id == END
+    assert report.num_eos == report.num_documents == 300
+    assert (report.num_empty, report.num_runs, report.num_other_eos) == (0, 0, 0)
     assert report.repeated.documents == 0
     assert report.shared is None
 
@@ -69,7 +69,7 @@ def test_documents_are_counted_wherever_the_end_of_text_stands(small_blocks, whe
     report = checked(ids)
     assert report.num_documents == 300
     assert report.num_empty == 0
-    assert report.num_end_of_text == 300 - (where == "cut")
+    assert report.num_eos == 300 - (where == "cut")
     assert report.longest_length == max(LENGTHS)
     assert report.median_length == int(np.median(LENGTHS))
     by_bits = np.bincount(np.floor(np.log2(LENGTHS)).astype(int)).tolist()
@@ -169,7 +169,7 @@ def test_the_end_of_text_of_known_tokenizers_is_found(end):
     ids = joined(many(LENGTHS)).astype(np.uint32)
     ids[ids == END] = end
     report = checked(ids)
-    assert (report.end_of_text, report.num_documents) == (end, 300)
+    assert (report.eos_id, report.num_documents) == (end, 300)
 
 
 def test_50257_in_the_place_of_50256_is_a_problem():
@@ -185,14 +185,14 @@ def test_both_of_them_are_a_problem():
 
 
 def test_an_end_of_text_that_is_said_and_not_there_is_a_problem():
-    report = checked(joined(many(LENGTHS)), end_of_text=40_000)
+    report = checked(joined(many(LENGTHS)), eos_id=40_000)
     assert report.problems == ["there is no end-of-text id 40000 in these tokens"]
     assert report.num_documents == 0
 
 
 def test_an_end_of_text_that_is_not_known_may_be_said():
     ids = joined(many(LENGTHS), 20_001)
-    assert checked(ids, end_of_text=20_001).num_documents == 300
+    assert checked(ids, eos_id=20_001).num_documents == 300
     (note,) = checked(ids).notes
     assert note.startswith("no end-of-text id was found (looked for 50256, 50257, 100257,")
 
@@ -205,7 +205,7 @@ def test_without_documents_there_is_nothing_to_compare():
 
 
 def test_an_end_of_text_that_the_dtype_cannot_hold_is_not_there():
-    report = checked(np.zeros(10, np.uint8), end_of_text=300)
+    report = checked(np.zeros(10, np.uint8), eos_id=300)
     assert report.problems == ["there is no end-of-text id 300 in these tokens"]
 
 
@@ -291,14 +291,14 @@ def test_without_an_end_of_text_id_documents_are_those_of_the_index(tmp_path, sm
     for at in empty:
         documents.insert(at % (len(documents) + 1), documents[0][:0])
     report = check(indexed(tmp_path, documents))
-    assert (report.has_index, report.end_of_text, report.num_end_of_text) == (True, None, 0)
+    assert (report.has_index, report.eos_id, report.num_eos) == (True, None, 0)
     assert (report.num_documents, report.num_empty) == (302, len(empty))
     assert report.longest_length == max(LENGTHS)
     assert report.repeated.documents == 2
     assert report.repeated.tokens == LENGTHS[17] + LENGTHS[18]
     assert report.problems == []
     (note,) = report.notes
-    assert note.endswith("so documents are those of the index; --end-of-text says which it is")
+    assert note.endswith("so documents are those of the index; --eos-id says which it is")
 
 
 def test_documents_of_an_index_are_compared_with_others(tmp_path):
@@ -326,4 +326,4 @@ def test_other_tokens_without_documents_are_a_problem(tmp_path):
 def test_where_an_end_of_text_id_is_found_it_and_not_the_index_ends_documents(tmp_path):
     ids = joined(many(LENGTHS))
     report = check(indexed(tmp_path, [ids]))
-    assert (report.has_index, report.end_of_text, report.num_documents) == (False, END, 300)
+    assert (report.has_index, report.eos_id, report.num_documents) == (False, END, 300)

@@ -151,7 +151,7 @@ def test_repeats_are_those_of_a_naive_reference(monkeypatch, room, seed, dtype):
     ours, theirs = ([kinds[k] for k in rng.integers(at, at + 40, 700)] for at in (0, 20))
     monkeypatch.setattr(_check, "scan", lambda tokens, look: scan(tokens, look, 1000))
     monkeypatch.setattr(_check, "Firsts", partial(Firsts, room=room))
-    report = check(written(ours, "uint16"), end_of_text=9, against=written(theirs, dtype))
+    report = check(written(ours, "uint16"), eos_id=9, against=written(theirs, dtype))
     distinct = {tuple(one) for one in ours}
     assert report.repeated.documents == len(ours) - len(distinct)
     assert report.repeated.tokens == sum(map(len, ours)) - sum(map(len, distinct))

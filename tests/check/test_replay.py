@@ -52,8 +52,8 @@ def test_every_step_is_what_the_loader_says_it_is(tokens, plan):
     state, loader = saved_after(tokens, plan, [2, 5, 3])
     for step in range(11):
         replayed = replay(state, tokens, step)
-        np.testing.assert_array_equal(replayed.starts, loader.starts_at(step), strict=True)
-        np.testing.assert_array_equal(replayed.tokens, loader.batch_at(step), strict=True)
+        np.testing.assert_array_equal(replayed.starts, loader.window_starts(step), strict=True)
+        np.testing.assert_array_equal(replayed.tokens, loader.window_tokens(step), strict=True)
         assert len(replayed.samples) == len(replayed.starts)
         assert replayed.documents is None
     assert replay(state, tokens, 4).samples.tolist() == [11, 12, 13, 14, 15]
@@ -67,7 +67,7 @@ def test_a_step_far_ahead_is_replayed_at_once(tokens):
 
 def test_documents_are_the_spans_between_ends_of_text(tokens):
     state, _ = saved_after(tokens, tl.RandomWindows(0), [50])
-    replayed = replay(state, tokens, 1, end_of_text=EOT)
+    replayed = replay(state, tokens, 1, eos_id=EOT)
     ends = set()
     for start, row, spans in zip(replayed.starts, replayed.tokens, replayed.documents, strict=True):
         assert spans.dtype == np.int64
@@ -85,7 +85,7 @@ def test_documents_are_the_spans_between_ends_of_text(tokens):
 
 def test_a_window_of_one_document_is_one_span(tokens):
     state, _ = saved_after(tokens, tl.SequentialWindows(), [1])
-    assert replay(state, tokens, 2, end_of_text=999).documents[0].tolist() == [[40, 61]]
+    assert replay(state, tokens, 2, eos_id=999).documents[0].tolist() == [[40, 61]]
 
 
 def test_it_needs_neither_jax_nor_a_loader(tmp_path, tokens):
@@ -101,7 +101,7 @@ def test_it_needs_neither_jax_nor_a_loader(tmp_path, tokens):
         print(replay(state, tokens, 4).starts.tolist(), "jax" in sys.modules)
     """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == f"{loader.starts_at(4).tolist()} False\n"
+    assert said.stdout == f"{loader.window_starts(4).tolist()} False\n"
 
 
 # Refused
@@ -182,4 +182,4 @@ def test_any_other_name_is_refused_with_the_way_in_python(name):
         plan_named(name)
     message = str(caught.value)
     assert message.startswith(f"state: plan is {name}, which is none of RandomWindows, Shuf")
-    assert re.search(r"set_state\(state\), and ask its starts_at\(step\)", message)
+    assert re.search(r"set_state\(state\), and ask its window_starts\(step\)", message)

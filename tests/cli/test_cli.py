@@ -136,7 +136,7 @@ def test_check_in_json(run):
     status, out, _ = run("check", "--json", "--vocab-size", 1000, "train.npy")
     report = json.loads(out)
     assert status == 1
-    assert report["end_of_text"] == END
+    assert report["eos_id"] == END
     assert report["num_past"] > 0
     assert len(report["problems"]) == 1
 
@@ -200,7 +200,7 @@ def test_tokenize_makes_a_file_that_check_accepts(run):
     assert "documents       2 (11 bytes of text)" in out
     assert "tokens          13 uint16, 1.00 bytes of text each" in out
     assert "end of text     id 256, after each document" in out
-    assert run("check", "--end-of-text", 256, "--vocab-size", 257, "out.safetensors")[0] == 0
+    assert run("check", "--eos-id", 256, "--vocab-size", 257, "out.safetensors")[0] == 0
     assert "out.safetensors exists" in run(*arguments)[2]
     status, out, _ = run(*arguments, "--force", "--json")
     assert json.loads(out)["num_documents"] == 2
@@ -253,7 +253,7 @@ def test_replay_shows_the_windows_of_a_step(run, saved):
     assert status == 0
     lines = out.splitlines()
     assert lines[0] == "step 7: 4 windows"
-    starts = saved.starts_at(7).tolist()
+    starts = saved.window_starts(7).tolist()
     assert [line.split() for line in lines[3:]] == [
         [str(28 + i), f"{start:,}"] for i, start in enumerate(starts)
     ]
@@ -263,11 +263,13 @@ def test_replay_in_json_has_documents_and_text(run, saved):
     from tokenizers import Tokenizer, models
 
     Tokenizer(models.WordLevel({f"w{i}": i for i in range(END + 1)}, "w0")).save("tokenizer.json")
-    arguments = ("replay", "state.json", "train.safetensors", "--step", 0, "--end-of-text", END)
+    arguments = ("replay", "state.json", "train.safetensors", "--step", 0, "--eos-id", END)
     status, out, _ = run(*arguments, "--tokenizer", "tokenizer.json", "--json")
     found = json.loads(out)
     assert (status, found["step"]) == (0, 0)
-    for row, start, ids in zip(found["rows"], saved.starts_at(0), saved.batch_at(0), strict=True):
+    for row, start, ids in zip(
+        found["rows"], saved.window_starts(0), saved.window_tokens(0), strict=True
+    ):
         assert row["start"] == start
         assert row["documents"][0][0] == start
         assert row["documents"][-1][1] == start + 601

@@ -73,9 +73,9 @@ def test_a_state_in_an_orbax_checkpoint_beside_params_goes_on_with_the_next_batc
         loader.set_state(saved.loader)
         assert loader.get_state()["batch_sizes"] == [[0, 4], [5, 6]]
         for step, block in enumerate(following, start=8):
-            np.testing.assert_array_equal(loader.batch_at(step), block)
+            np.testing.assert_array_equal(loader.window_tokens(step), block)
             np.testing.assert_array_equal(next(loader), block)
-        assert len(loader.starts_at(4)) == 4
+        assert len(loader.window_starts(4)) == 4
 
 
 def test_a_fresh_process_goes_on_from_an_orbax_checkpoint(tmp_path, token_file):

@@ -19,7 +19,7 @@ EOT = 3
 TOKENS = np.random.default_rng(0).integers(0, 16, 1500).astype(np.uint16)
 B, T = 16, 12
 PLANS = [tl.ShuffledEpochs(seed=0), tl.RandomWindows(seed=0), tl.SequentialWindows()]
-TRANSFORMS = {"raw": None, "next_token": tl.next_token, "documents": tl.packed_documents(EOT)}
+TRANSFORMS = {"raw": None, "next_token": tl.next_token, "documents": tl.segment_documents(EOT)}
 AXIS_TYPES = [AxisType.Auto, AxisType.Explicit]
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices; see conftest.py")
@@ -103,7 +103,7 @@ def test_nothing_is_compiled_after_the_first_batch(where, plan, caplog):
 
     def transform(block):
         traces.append(block.shape)
-        return tl.packed_documents(EOT)(block)
+        return tl.segment_documents(EOT)(block)
 
     def compilations():
         return [r for r in caplog.records if "compil" in r.getMessage().lower()]
@@ -162,7 +162,7 @@ def test_sharded_batches_kept_alive_never_change():
     where, plan = sharding(P(("data", "model"))), tl.RandomWindows(seed=1)
     with tl.TokenLoader(tokens, 64, 255, plan=plan, sharding=where, transform=None) as loader:
         blocks = [next(loader) for _ in range(100)]
-        starts = [loader.starts_at(step) for step in range(100)]
+        starts = [loader.window_starts(step) for step in range(100)]
     for block, at in zip(blocks, starts, strict=True):
         np.testing.assert_array_equal(block, np.stack([array[s : s + 256] for s in at]))
 
@@ -209,7 +209,7 @@ GUARDED = textwrap.dedent("""
     count = 0
     tokens = tl.open_tokens(np.arange(600, dtype=np.uint16))
     plans = tl.RandomWindows(0), tl.ShuffledEpochs(0), tl.SequentialWindows()
-    transforms = None, tl.next_token, tl.packed_documents(7)
+    transforms = None, tl.next_token, tl.segment_documents(7)
     for where, plan, transform in itertools.product(meshes(), plans, transforms):
         with tl.TokenLoader(
             tokens, 16, 8, plan=plan, transform=transform, sharding=where
@@ -264,7 +264,7 @@ def test_a_mesh_that_the_caller_has_set_does_not_move_or_break_a_loader(kind, wh
     with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(kind,))):
         for step in range(3):
             batch = next(loader)
-            np.testing.assert_array_equal(batch.inputs, loader.batch_at(step)[:, :-1])
+            np.testing.assert_array_equal(batch.inputs, loader.window_tokens(step)[:, :-1])
             assert batch.inputs.devices() == loader.sharding.device_set
             assert np.asarray(batch.loss_mask).all()
 
@@ -279,7 +279,7 @@ def test_batches_keep_their_sharding_where_jax_alone_would_gather_them(types, se
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=types)
     where = NamedSharding(mesh, P(("b", "a")))
     tokens = tl.open_tokens(TOKENS)
-    for transform in (tl.next_token, tl.packed_documents(EOT)):
+    for transform in (tl.next_token, tl.segment_documents(EOT)):
         with tl.TokenLoader(
             tokens, 8, seq_len, sharding=where, prefetch=prefetch, transform=transform
         ) as loader:

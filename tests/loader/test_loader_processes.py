@@ -210,7 +210,7 @@ def test_after_ctrl_c_the_loader_goes_on_with_the_batch_that_was_waited_for():
         tokens = Watched(lambda: slow and time.sleep(1.5))
         loader = tl.TokenLoader(tokens, 8, 128, transform=None)
         slow.clear()
-        np.testing.assert_array_equal(next(loader), loader.batch_at(0))
+        np.testing.assert_array_equal(next(loader), loader.window_tokens(0))
         loader.set_state(loader.get_state())
         slow.append(True)
         print("waiting", flush=True)
@@ -220,7 +220,7 @@ def test_after_ctrl_c_the_loader_goes_on_with_the_batch_that_was_waited_for():
             print("interrupted", flush=True)
         slow.clear()
         for step in range(1, 20):
-            np.testing.assert_array_equal(next(loader), loader.batch_at(step))
+            np.testing.assert_array_equal(next(loader), loader.window_tokens(step))
         print(loader.get_state()["step"])
     """)
     assert (code, out, err) == (0, "interrupted\n20\n", "")
@@ -256,7 +256,7 @@ def test_ctrl_c_at_any_moment_of_a_loop_loses_no_batch():
         steps = [step for step, _ in rows]
         assert steps == sorted(steps)
         for step, batch in rows[:: len(rows) // 500 + 1] + rows[-1:]:
-            np.testing.assert_array_equal(batch, loader.batch_at(step))
+            np.testing.assert_array_equal(batch, loader.window_tokens(step))
         # Falling between the return of next() and the append it costs this test a row, not the loader.
         assert len(rows) >= rows[-1][0] - interrupts
         print("same")

@@ -93,8 +93,8 @@ class RecordingTokens:
     def is_cached(self, start):
         return self.cached
 
-    def will_need(self, starts, length):
-        self.log.append(("will_need", starts.tolist(), length))
+    def prefetch(self, starts, length):
+        self.log.append(("prefetch", starts.tolist(), length))
 
     def gather(self, starts, length):
         self.log.append(("gather", starts.tolist(), length))
@@ -119,12 +119,12 @@ def test_each_step_is_announced_once_in_order_and_well_before_it_is_gathered(mon
         next(blocks)
         kinds = [kind for kind, *_ in tokens.log]
         assert kinds.count("gather") == gathered
-        assert kinds.count("will_need") == min(num_steps, gathered + 8)
+        assert kinds.count("prefetch") == min(num_steps, gathered + 8)
     assert list(blocks) == []
-    announced = [windows for kind, *windows in tokens.log if kind == "will_need"]
+    announced = [windows for kind, *windows in tokens.log if kind == "prefetch"]
     assert announced == [windows for kind, *windows in tokens.log if kind == "gather"]
     # The first gather comes after the first announcements, and not before.
-    assert [kind for kind, *_ in tokens.log[:10]] == ["will_need"] * 9 + ["gather"]
+    assert [kind for kind, *_ in tokens.log[:10]] == ["prefetch"] * 9 + ["gather"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_depth_keeps_the_disk_busy_and_is_bounded_in_bytes(batch_size, windo
 def announced_steps(look_ahead, tokens, num_steps):
     """Of the next steps, which were announced at all: [bool]."""
     steps = [look_ahead.next_steps() for _ in range(num_steps)]
-    announced = [starts for kind, starts, _ in tokens.log if kind == "will_need"]
+    announced = [starts for kind, starts, _ in tokens.log if kind == "prefetch"]
     return [step.starts[0].tolist() in announced for step in steps]
 
 
@@ -190,7 +190,7 @@ def test_a_fault_while_gathering_counts_as_a_miss(monkeypatch):
     list(run(tokens, RandomWindows(0), 2, 400))
     kinds = [kind for kind, *_ in tokens.log]
     assert kinds.count("gather") == 200
-    assert kinds.count("will_need") == 2 * _GROUPS_WITHOUT_MISS
+    assert kinds.count("prefetch") == 2 * _GROUPS_WITHOUT_MISS
 
 
 def test_blocks_are_the_windows_in_order_with_their_sample():

@@ -131,7 +131,7 @@ def test_the_batches_of_several_processes_are_those_of_one_device_and_no_row_is_
                     where = NamedSharding(mesh(shape, axis_type), axes)
                     plan, transform = [
                         (tl.ShuffledEpochs(0), tl.next_token),
-                        (tl.SequentialWindows(), tl.packed_documents(3)),
+                        (tl.SequentialWindows(), tl.segment_documents(3)),
                     ][checks % 2 if axis_type is AxisType.Auto else (checks + 1) % 2]
                     check(where, plan, transform, axes)
                     checks += 1
@@ -189,7 +189,7 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
         attempt(tokens=other)
         attempt(plan=tl.ShuffledEpochs(1), batch_size=16)
         attempt(prefetch=3)
-        attempt(transform=tl.packed_documents(7))
+        attempt(transform=tl.segment_documents(7))
         """,
         devices=4,
     )
@@ -209,7 +209,7 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
             + begin
             + "  prefetch: 2 on processes 0, 1, 3; 3 on process 2\n"
             + begin
-            + "  transform: next_token on processes 0, 1, 3; PackedDocuments(end_of_text=7) on process 2\n"
+            + "  transform: next_token on processes 0, 1, 3; SegmentDocuments(eos_id=7) on process 2\n"
         ]
         * 4
     )
@@ -242,7 +242,7 @@ def test_states_that_differ_are_found_on_every_process_also_where_one_is_no_stat
                 print(error)
             # The same, as another checkpointer gives it
             loader.set_state({**state, "step": np.asarray(state["step"])} if here else state)
-            print(everywhere(next(loader).inputs)[:, 0].tolist() == loader.starts_at(1).tolist())
+            print(everywhere(next(loader).inputs)[:, 0].tolist() == loader.window_starts(1).tolist())
         """,
         devices=2,
     )
@@ -323,7 +323,7 @@ def test_an_error_of_one_process_does_not_set_it_apart_from_the_others():
                 return super().gather(starts, length, out)
 
         where = NamedSharding(mesh((1, 2)), P("data", "seq"))
-        documents = tl.packed_documents(3)
+        documents = tl.segment_documents(3)
         errors = 0
         with (
             tl.TokenLoader(

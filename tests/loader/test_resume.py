@@ -127,5 +127,5 @@ def test_a_run_of_many_legs_is_the_uninterrupted_one_and_knows_all_its_steps(sou
             assert (state["step"], state["sample"]) == (len(blocks), len(rows))
             # Every step of the past, from the loader, and from the state alone.
             for step, block in enumerate(blocks):
-                np.testing.assert_array_equal(loader.batch_at(step), block)
+                np.testing.assert_array_equal(loader.window_tokens(step), block)
                 np.testing.assert_array_equal(replay(state, sources[0], step).tokens, block)

@@ -318,7 +318,7 @@ def test_the_masks_of_documents_and_of_sequential_windows_combine():
         3,
         8,
         plan=tl.SequentialWindows(),
-        transform=tl.packed_documents(EOT),
+        transform=tl.segment_documents(EOT),
     ) as loader:
         for batch in loader:
             assert None not in batch
@@ -569,12 +569,12 @@ def test_a_state_that_is_none_is_refused_as_such(tokens):
 @pytest.mark.parametrize("plan", PLANS, ids=repr)
 def test_starts_at_and_batch_at_tell_past_present_and_future_steps(tokens, plan):
     with tl.TokenLoader(tokens, 3, 40, plan=plan, transform=None) as loader:
-        foretold = [loader.batch_at(step) for step in range(8)]
+        foretold = [loader.window_tokens(step) for step in range(8)]
         blocks = [next(loader) for _ in range(8)]
         np.testing.assert_array_equal(foretold, blocks)
         for step, block in enumerate(blocks):
-            np.testing.assert_array_equal(loader.batch_at(step), block, strict=True)
-            starts = loader.starts_at(step)
+            np.testing.assert_array_equal(loader.window_tokens(step), block, strict=True)
+            starts = loader.window_starts(step)
             assert (starts.dtype, starts.shape) == (np.int64, (3,))
             np.testing.assert_array_equal(naive(TOKENS, starts, 40), block)
         assert loader.get_state()["step"] == 8
@@ -583,9 +583,9 @@ def test_starts_at_and_batch_at_tell_past_present_and_future_steps(tokens, plan)
 def test_starts_at_reads_nothing():
     tokens = tl.open_tokens(TOKENS)
     loader = tl.TokenLoader(tokens, 3, 40)
-    expected = loader.starts_at(5)
+    expected = loader.window_starts(5)
     tokens.close()
-    np.testing.assert_array_equal(loader.starts_at(5), expected)
+    np.testing.assert_array_equal(loader.window_starts(5), expected)
 
 
 def test_starts_at_knows_the_steps_before_a_change_of_batch_size(tokens):
@@ -597,16 +597,16 @@ def test_starts_at_knows_the_steps_before_a_change_of_batch_size(tokens):
         loader.set_state(state)
         handed_out += [next(loader) for _ in range(5)]
         for step, block in enumerate(handed_out):
-            np.testing.assert_array_equal(loader.batch_at(step), block)
+            np.testing.assert_array_equal(loader.window_tokens(step), block)
         np.testing.assert_array_equal(
-            loader.starts_at(10), plan.starts(range(45, 52), num_tokens=N, seq_len=40)
+            loader.window_starts(10), plan.starts(range(45, 52), num_tokens=N, seq_len=40)
         )
         state = json_state(loader)
     with tl.TokenLoader(tokens, 3, 40, plan=plan, transform=None) as loader:
         loader.set_state(state)
-        np.testing.assert_array_equal(loader.batch_at(10), next(loader))
+        np.testing.assert_array_equal(loader.window_tokens(10), next(loader))
         for step, block in enumerate(handed_out):
-            np.testing.assert_array_equal(loader.batch_at(step), block)
+            np.testing.assert_array_equal(loader.window_tokens(step), block)
 
 
 def test_starts_at_knows_past_steps_near_the_end_of_a_finite_plan(tokens):
@@ -618,16 +618,16 @@ def test_starts_at_knows_past_steps_near_the_end_of_a_finite_plan(tokens):
     with tl.TokenLoader(tokens, 4, 100, plan=plan, transform=None) as loader:
         loader.set_state(state)
         for step, block in enumerate(handed_out):
-            np.testing.assert_array_equal(loader.batch_at(step), block)
+            np.testing.assert_array_equal(loader.window_tokens(step), block)
         with pytest.raises(ValueError, match="step 7 is past the end"):
-            loader.starts_at(7)
+            loader.window_starts(7)
 
 
 @pytest.mark.parametrize("plan", PLANS[:2], ids=repr)
 def test_a_run_of_a_billion_steps_is_addressed_and_resumed_at_once(tokens, plan):
     step = 10**9
     with tl.TokenLoader(tokens, 5, 10, plan=plan, transform=None) as loader:
-        np.testing.assert_array_equal(loader.batch_at(step), rows_of(plan, 5 * step, 5, 10))
+        np.testing.assert_array_equal(loader.window_tokens(step), rows_of(plan, 5 * step, 5, 10))
         loader.set_state({**loader.get_state(), "step": step, "sample": 5 * step})
         np.testing.assert_array_equal(next(loader), rows_of(plan, 5 * step, 5, 10))
         assert loader.get_state()["step"] == step + 1
@@ -636,25 +636,25 @@ def test_a_run_of_a_billion_steps_is_addressed_and_resumed_at_once(tokens, plan)
 def test_starts_at_ends_with_the_plan(tokens):
     plan = tl.ShuffledEpochs(0, num_epochs=2)  # 16 windows
     loader = tl.TokenLoader(tokens, 5, 100, plan=plan)
-    assert loader.starts_at(2).shape == (5,)
+    assert loader.window_starts(2).shape == (5,)
     with pytest.raises(ValueError, match=re.escape(f"step 3 is past the end of {plan}")):
-        loader.starts_at(3)
+        loader.window_starts(3)
     loader = tl.TokenLoader(tokens, 4, 100, plan=tl.SequentialWindows())  # 10 windows
-    assert loader.starts_at(2).tolist() == [800, 896, 896, 896]
+    assert loader.window_starts(2).tolist() == [800, 896, 896, 896]
     with pytest.raises(ValueError, match=r"step 3 is past the end of SequentialWindows\(\)"):
-        loader.batch_at(3)
+        loader.window_tokens(3)
 
 
 @pytest.mark.parametrize("step", [-1, -(10**9)])
 def test_a_negative_step_is_an_error(tokens, step):
     with pytest.raises(ValueError, match=f"step {step} is negative"):
-        tl.TokenLoader(tokens, 5, 100).starts_at(step)
+        tl.TokenLoader(tokens, 5, 100).window_starts(step)
 
 
 @pytest.mark.parametrize("step", [1.0, "1", None])
 def test_a_step_that_is_no_integer_is_a_type_error(tokens, step):
     with pytest.raises(TypeError, match=type(step).__name__):
-        tl.TokenLoader(tokens, 5, 100).starts_at(step)
+        tl.TokenLoader(tokens, 5, 100).window_starts(step)
 
 
 # Arguments
@@ -888,7 +888,7 @@ def test_a_transform_may_be_of_a_class_with_slots(tokens):
             return block + self.more
 
     with tl.TokenLoader(tokens, 4, 16, transform=Plus(3)) as loader:
-        np.testing.assert_array_equal(next(loader), loader.batch_at(0) + 3)
+        np.testing.assert_array_equal(next(loader), loader.window_tokens(0) + 3)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -15,12 +15,12 @@ BLOCK = np.arange(2 * 3 * 5, dtype=np.uint16).reshape(2, 3, 5)  # two steps of 3
 HERE = place(None, 3, 4)
 
 
-@pytest.mark.parametrize("transform", [tl.next_token, tl.packed_documents(7)])
+@pytest.mark.parametrize("transform", [tl.next_token, tl.segment_documents(7)])
 def test_equal_transforms_of_ours_share_what_is_compiled(transform):
-    same = tl.packed_documents(7) if transform is not tl.next_token else tl.next_token
+    same = tl.segment_documents(7) if transform is not tl.next_token else tl.next_token
     assert jitted(transform, HERE, 2) is jitted(same, place(None, 3, 4), 2)
     assert jitted(transform, HERE, 2) is not jitted(transform, HERE, 3)
-    assert jitted(tl.packed_documents(8), HERE, 2) is not jitted(transform, HERE, 2)
+    assert jitted(tl.segment_documents(8), HERE, 2) is not jitted(transform, HERE, 2)
 
 
 def test_a_function_of_ones_own_is_compiled_once_and_not_kept():

@@ -53,7 +53,7 @@ def run(folder, *files, **kwargs):
 def test_documents_come_back_with_an_end_of_text_after_each(folder):
     done, ids = run(folder, json_lines(folder / "a.jsonl", TEXTS))
     library = Library.from_file(str(folder / "tokenizer.json"))
-    assert done.end_of_text == 0
+    assert done.eos_id == 0
     ends = np.flatnonzero(ids == 0)
     assert len(ends) == 4
     assert ends[-1] == len(ids) - 1
@@ -122,12 +122,12 @@ def test_padding_and_truncation_of_the_file_are_not_used(tmp_path):
 def test_known_ends_of_text_are_found(tmp_path, token):
     save(tmp_path / "tokenizer.json", special=("<pad>", token))
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
-    assert (tokenizer.end_of_text, tokenizer.end_of_text_id) == (token, 1)
+    assert (tokenizer.eos_token, tokenizer.eos_id) == (token, 1)
 
 
 def test_another_can_be_said(tmp_path):
     save(tmp_path / "tokenizer.json", special=("<|endoftext|>", "[SEP]"))
-    assert Tokenizer(tmp_path / "tokenizer.json", "[SEP]").end_of_text_id == 1
+    assert Tokenizer(tmp_path / "tokenizer.json", "[SEP]").eos_id == 1
 
 
 def test_without_one_the_special_tokens_are_listed(tmp_path):
@@ -136,7 +136,7 @@ def test_without_one_the_special_tokens_are_listed(tmp_path):
         ValueError, match=re.escape("no token <|endoftext|> or <|end_of_text|>")
     ) as e:
         Tokenizer(tmp_path / "tokenizer.json")
-    assert "its special tokens are: [CLS], [SEP]. Say which: --end-of-text" in str(e.value)
+    assert "its special tokens are: [CLS], [SEP]. Say which: --eos-token" in str(e.value)
     with pytest.raises(ValueError, match="no token <end> to end documents with"):
         Tokenizer(tmp_path / "tokenizer.json", "<end>")
 

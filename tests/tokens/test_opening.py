@@ -53,7 +53,7 @@ def test_paths_arrays_and_open_tokens_are_one_axis_in_the_order_given(tmp_path, 
             np.testing.assert_array_equal(
                 tokens.gather(range(30), 6), [expected[i : i + 6] for i in range(30)]
             )
-            tokens.will_need(range(30), 6)
+            tokens.prefetch(range(30), 6)
             assert all(tokens.is_cached(i) in (True, False) for i in range(35))
             tokens.wait_until_loaded()
     with pytest.raises(ValueError, match="closed"):

@@ -365,7 +365,7 @@ class TestEveryTokenArray:
                 tokens.gather(starts, length)
             if tokens.residency == "mmap":
                 with pytest.raises(IndexError, match=message):
-                    tokens.will_need(starts, length)
+                    tokens.prefetch(starts, length)
 
     def test_refuses_starts_at_the_ends_of_64_bits(self, tokens):
         for starts in ([2**63 - 1], [-(2**63)], np.array([2**64 - 1], np.uint64)):
@@ -429,10 +429,10 @@ class TestEveryTokenArray:
         assert kept[2] == expected[7]
 
     def test_takes_hints_that_change_nothing(self, tokens, expected):
-        assert tokens.will_need([], 10) is None
-        assert tokens.will_need([0, 890, 1990, 0], 10) is None
-        tokens.will_need(np.arange(100, dtype=np.uint32), 1900)
-        tokens.will_need([0], 2000)
+        assert tokens.prefetch([], 10) is None
+        assert tokens.prefetch([0, 890, 1990, 0], 10) is None
+        tokens.prefetch(np.arange(100, dtype=np.uint32), 1900)
+        tokens.prefetch([0], 2000)
         np.testing.assert_array_equal(tokens[:], expected)
 
     def test_has_the_fingerprint_of_its_tokens(self, tokens, expected):
@@ -450,7 +450,7 @@ class TestEveryTokenArray:
             lambda: tokens[::2],
             lambda: tokens.gather([0], 1),
             lambda: tokens.gather([], 1),
-            lambda: tokens.will_need([0], 1),
+            lambda: tokens.prefetch([0], 1),
             tokens.fingerprint,
             tokens.__enter__,
         )
@@ -481,7 +481,7 @@ class TestEveryTokenArray:
             try:
                 for _ in range(10):
                     starts = rng.integers(0, NUM_TOKENS - length, 20)
-                    tokens.will_need(starts, length)
+                    tokens.prefetch(starts, length)
                     block = tokens.gather(starts, length)
                     np.testing.assert_array_equal(block, naive_gather(expected, starts, length))
                     at = int(starts[0])
@@ -558,10 +558,10 @@ def test_hints_name_exactly_the_pages_of_the_windows_in_each_shard(tmp_path, mon
     monkeypatch.setattr(_tokens, "start_reading", record)
     with open_tokens(paths) as tokens:
         tokens.gather([0, 199_000], 2000)
-        tokens.will_need([], 10)
+        tokens.prefetch([], 10)
         assert not named  # nothing is read ahead for being opened, or for being read
-        tokens.will_need([100, 150_000, 499_990], 10)
-        tokens.will_need([150_010], 200_000)
+        tokens.prefetch([100, 150_000, 499_990], 10)
+        tokens.prefetch([150_010], 200_000)
         maps = Path("/proc/self/maps").read_text()
     wanted = set()
     for path, first, num_tokens in ((paths[0], 0, 200_000), (paths[1], 200_000, 300_000)):
@@ -583,7 +583,7 @@ def test_tokens_in_ram_are_not_hinted_at(tmp_path, monkeypatch):
     in_ram = open_tokens(path, residency="ram")
     in_ram.wait_until_loaded()
     for tokens in (in_ram, open_tokens(random_tokens())):
-        tokens.will_need([0, 5], 100)
+        tokens.prefetch([0, 5], 100)
         np.testing.assert_array_equal(tokens[:], random_tokens())
 
 
@@ -708,7 +708,7 @@ def test_threads_that_meet_a_close_get_their_tokens_or_a_clear_error(tmp_path):
     def gather_until_closed(tokens):
         try:
             while True:
-                tokens.will_need([0, 895, 1900], 100)
+                tokens.prefetch([0, 895, 1900], 100)
                 np.testing.assert_array_equal(tokens.gather([0, 895, 1900], 100), block)
         except BaseException as error:
             ends.append(error)
@@ -727,11 +727,11 @@ def test_a_closed_array_leaves_no_file_open(tmp_path):
     if not Path("/proc/self/fd").exists():
         pytest.skip("no /proc here")
     files, _ = sharded(tmp_path, random_tokens())
-    open_tokens(files).will_need([0], 2000)  # what is opened once for the process
+    open_tokens(files).prefetch([0], 2000)  # what is opened once for the process
     before = len(os.listdir("/proc/self/fd"))
     tokens = open_tokens(files)
     tokens.gather([0], 2000)
-    tokens.will_need([0], 2000)
+    tokens.prefetch([0], 2000)
     tokens.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
@@ -777,7 +777,7 @@ def test_windows_past_32_bits_are_found(past_32_bits):
         expected = [
             islands[at][shift : shift + 300] for at in islands for shift in (0, 100, 299, 300)
         ]
-        tokens.will_need(starts, 300)
+        tokens.prefetch(starts, 300)
         np.testing.assert_array_equal(tokens.gather(starts, 300), expected)
         np.testing.assert_array_equal(tokens.gather([2**30, 2**32 + 2**31], 50), np.zeros((2, 50)))
         for at, island in islands.items():
@@ -1141,7 +1141,7 @@ def test_a_token_array_is_not_copied_with_its_addresses(tmp_path, copied):
 def test_the_length_may_be_an_integer_of_numpy(kind):
     expected = random_tokens(60_000)
     tokens = open_tokens(expected)
-    tokens.will_need([0], kind(100))
+    tokens.prefetch([0], kind(100))
     np.testing.assert_array_equal(
         tokens.gather([3, 50_000], kind(100)), naive_gather(expected, [3, 50_000], 100)
     )

@@ -56,17 +56,17 @@ class Before(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PackedDocuments:
+class SegmentDocuments:
     """A value and not a closure, so that loaders with the same one share its compiled code."""
 
-    end_of_text: int
+    eos_id: int
 
     def __call__(self, block: jax.Array) -> Batch:
         return self.of(next_token(block), Before(0, 0, 0))
 
     def of(self, batch: Batch, before: Before) -> Batch:
         """The batch with its documents, where its columns come after others of the same rows."""
-        ends = batch.inputs == self.end_of_text
+        ends = batch.inputs == self.eos_id
         column = before.num_columns + jax.lax.broadcasted_iota(jnp.int32, ends.shape, 1)
         # A document begins in the column after an end of text; a running maximum carries its column
         # on to the columns that follow.
@@ -79,28 +79,28 @@ class PackedDocuments:
         )
 
 
-def packed_documents(end_of_text: int) -> Callable[[jax.Array], Batch]:
-    """A transform for windows that hold several documents, each ended by the token end_of_text.
+def segment_documents(eos_id: int) -> Callable[[jax.Array], Batch]:
+    """A transform for windows that hold several documents, each ended by the token eos_id.
 
     Beside inputs and targets it gives segment_ids and positions, which restart after each end of
     text, and a loss_mask that hides the targets across a document's end: where the input is
-    end_of_text, the target is the first token of an unrelated document. The end of text itself
+    eos_id, the target is the first token of an unrelated document. The end of text itself
     belongs to the document it ends, and is a target that counts.
 
     Args:
-        end_of_text: the id that ends a document, for example 50256 for GPT-2's ids.
+        eos_id: the id that ends a document, for example 50256 for GPT-2's ids.
 
     Raises:
-        TypeError: end_of_text is not an integer.
+        TypeError: eos_id is not an integer.
 
     Example:
-        >>> batch = packed_documents(end_of_text=0)(jnp.array([[5, 0, 6, 7, 8]], jnp.uint16))
+        >>> batch = segment_documents(eos_id=0)(jnp.array([[5, 0, 6, 7, 8]], jnp.uint16))
         >>> batch.segment_ids, batch.positions
         (Array([[1, 1, 2, 2]], dtype=int32), Array([[0, 1, 0, 1]], dtype=int32))
         >>> batch.loss_mask
         Array([[ True, False,  True,  True]], dtype=bool)
     """
-    return PackedDocuments(operator.index(end_of_text))
+    return SegmentDocuments(operator.index(eos_id))
 
 
 def hide_seen_targets(

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from tokenloader.batches.batch import Batch, Before, PackedDocuments, hide_seen_targets, next_token
+from tokenloader.batches.batch import Batch, Before, SegmentDocuments, hide_seen_targets, next_token
 
 
 def on_pieces(
     transform: Callable[[jax.Array], Batch], mesh: Mesh, spec: tuple[Any, Any], seq_len: int
 ) -> Callable[..., Batch]:
-    """next_token or packed_documents for blocks whose rows are cut, making batches that are cut likewise.
+    """next_token or segment_documents for blocks whose rows are cut, making batches that are cut likewise.
 
     Returns:
         A function of a block [B, n * (T / n + 1)] and, if the plan hides targets, of how many count in
@@ -32,8 +32,8 @@ def on_pieces(
     def of_piece(piece: jax.Array, *new_targets: jax.Array) -> Batch:
         batch = next_token(piece)
         before = jax.lax.axis_index(columns) * batch.inputs.shape[1]
-        if isinstance(transform, PackedDocuments):
-            ends = batch.inputs == transform.end_of_text
+        if isinstance(transform, SegmentDocuments):
+            ends = batch.inputs == transform.eos_id
             batch = transform.of(batch, _before(ends, before, columns))
         for counts in new_targets:
             batch = hide_seen_targets(batch, counts, seq_len, before)

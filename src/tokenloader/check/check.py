@@ -22,7 +22,7 @@ from tokenloader.tokens.token_array import TokenArray
 
 # Of tokenizers whose end-of-text id can hardly be another's common token: GPT-2, one past it (a wrong id
 # that is met), cl100k, Llama 3, Qwen, o200k. Others (0 in Pythia, 2 in Llama 2) are for the caller to say.
-KNOWN_END_OF_TEXT = (50256, 50257, 100257, 128001, 151643, 199999)
+KNOWN_EOS_IDS = (50256, 50257, 100257, 128001, 151643, 199999)
 
 _SAMPLE_PIECES, _SAMPLE_TOKENS = 64, 1 << 14
 _HOLE_TOKENS = 1 << 16  # a run so long is no text
@@ -40,11 +40,11 @@ class Report:
         lowest_id, highest_id: of all tokens.
         num_past: ids past the vocabulary, where its size is known.
         first_past: the position of the first of them.
-        end_of_text: the id between documents; None: none was found.
-        num_end_of_text: how many there are.
-        other_end_of_text: how many there are of 50257 where 50256 ends documents, and the reverse.
-        has_index: whether documents are those of the files' document index: where there is no end_of_text.
-        num_documents: that are not empty. 0 without end_of_text and index.
+        eos_id: the id between documents; None: none was found.
+        num_eos: how many there are.
+        num_other_eos: how many there are of 50257 where 50256 ends documents, and the reverse.
+        has_index: whether documents are those of the files' document index: where there is no eos_id.
+        num_documents: that are not empty. 0 without eos_id and index.
         num_empty: documents of no token: of two end-of-text ids in a row, for one.
         median_length, longest_length: of documents, tokens; the median of those kept for comparing.
         lengths: documents of length [2**i, 2**(i + 1)), for each i from 0.
@@ -62,9 +62,9 @@ class Report:
     highest_id: int = 0
     num_past: int = 0
     first_past: int | None = None
-    end_of_text: int | None = None
-    num_end_of_text: int = 0
-    other_end_of_text: int = 0
+    eos_id: int | None = None
+    num_eos: int = 0
+    num_other_eos: int = 0
     has_index: bool = False
     num_documents: int = 0
     num_empty: int = 0
@@ -83,7 +83,7 @@ def check(
     tokens: TokenArray,
     *,
     vocab_size: int | None = None,
-    end_of_text: int | None = None,
+    eos_id: int | None = None,
     against: TokenArray | None = None,
     progress: bool = False,
 ) -> Report:
@@ -91,7 +91,7 @@ def check(
 
     Args:
         vocab_size: ids must be below it; None: this is not checked.
-        end_of_text: the id between documents; None: the one of KNOWN_END_OF_TEXT that is there, or
+        eos_id: the id between documents; None: the one of KNOWN_EOS_IDS that is there, or
             without one the document index of the files, where they have it.
         against: tokens that should have no document in common with these.
 
@@ -99,15 +99,15 @@ def check(
         OSError: a file cannot be read.
     """
     sample = _sample(tokens)
-    if end_of_text is None:
-        end_of_text = _likely_end_of_text(sample)
-    report, keys = _pass(tokens, end_of_text, vocab_size, "checking", progress)
+    if eos_id is None:
+        eos_id = _likely_eos_id(sample)
+    report, keys = _pass(tokens, eos_id, vocab_size, "checking", progress)
     problems, notes = report.problems, report.notes
     if suspected := suspicion(sample):
         problems.append(suspected)
     _judge_ids(report, vocab_size)
-    _judge_end_of_text(report)
-    if end_of_text is not None or report.has_index:
+    _judge_eos(report)
+    if eos_id is not None or report.has_index:
         documents = keys.documents()
         repeated = report.repeated = duplicates(tokens, documents)
         if repeated.documents > _MANY_DUPLICATES * len(documents.keys):
@@ -115,11 +115,9 @@ def check(
                 f"{repeated.documents / len(documents.keys):.1%} of the documents repeat an earlier one"
             )
         if against is not None:
-            other, other_keys = _pass(against, end_of_text, None, "reading the other", progress)
+            other, other_keys = _pass(against, eos_id, None, "reading the other", progress)
             if not other.num_documents:
-                lacking = (
-                    "document index" if end_of_text is None else f"end-of-text id {end_of_text}"
-                )
+                lacking = "document index" if eos_id is None else f"end-of-text id {eos_id}"
                 problems.append(f"the other tokens have no {lacking}, so no documents to compare")
             one_in = report.compared_one_in = max(keys.one_in, other_keys.one_in)
             found = report.shared = shared(
@@ -143,15 +141,13 @@ def check(
 
 def _pass(
     tokens: TokenArray,
-    end_of_text: int | None,
+    eos_id: int | None,
     vocab_size: int | None,
     title: str,
     progress: bool,
 ) -> tuple[Report, Keys]:
-    index = tokens.documents if end_of_text is None else None
-    report = Report(
-        len(tokens), tokens.dtype.name, end_of_text=end_of_text, has_index=index is not None
-    )
+    index = tokens.documents if eos_id is None else None
+    report = Report(len(tokens), tokens.dtype.name, eos_id=eos_id, has_index=index is not None)
     borders = None
     if index is not None:
         borders = np.unique(index)[1:]
@@ -178,12 +174,12 @@ def _pass(
             if borders is not None:
                 first, last = np.searchsorted(borders, [start, start + len(ids)], side="right")
                 within = borders[first:last] - start
-            return _look(ids, start, end_of_text, within, vocab_size, firsts)
+            return _look(ids, start, eos_id, within, vocab_size, firsts)
 
         for start, stop, block in scan(tokens, look):
             lowest.append(block.lowest)
             highest.append(block.highest)
-            report.other_end_of_text += block.num_other
+            report.num_other_eos += block.num_other
             report.num_past += block.num_past
             if report.first_past is None:
                 report.first_past = block.first_past
@@ -227,7 +223,7 @@ class _Block:
 def _look(
     ids: NDArray[Any],
     start: int,
-    end_of_text: int | None,
+    eos_id: int | None,
     borders: NDArray[np.int64] | None,  # [n], after `start`, each once; None: without an index
     vocab_size: int | None,
     firsts: Firsts,
@@ -239,15 +235,15 @@ def _look(
         num_past, first_past = int(np.count_nonzero(past)), start + int(past.argmax())
     stops = nexts = np.empty(0, np.int64) if borders is None else borders
     num_other = 0
-    if end_of_text is not None and end_of_text <= np.iinfo(ids.dtype).max:
-        stops = np.flatnonzero(ids == ids.dtype.type(end_of_text))
+    if eos_id is not None and eos_id <= np.iinfo(ids.dtype).max:
+        stops = np.flatnonzero(ids == ids.dtype.type(eos_id))
         nexts = stops + 1
-        other = _OTHER.get(end_of_text)
+        other = _OTHER.get(eos_id)
         if other is not None and other <= np.iinfo(ids.dtype).max:
             num_other = int(np.count_nonzero(ids == ids.dtype.type(other)))
     begins = np.append(0, nexts)
     xors = np.bitwise_xor.reduceat(ids, begins[begins < len(ids)])
-    if end_of_text is not None:
+    if eos_id is not None:
         xors[: len(stops)] ^= ids[stops]
     tail = int(xors[-1]) if 0 < len(stops) < len(xors) else 0
     starts, lengths = nexts[:-1], stops[1:] - nexts[:-1]
@@ -290,7 +286,7 @@ class _DocumentCounter:
             return
         first, num_between = int(block.stops[0]), len(block.stops) - 1
         if not self._report.has_index:
-            self._report.num_end_of_text += len(block.stops)
+            self._report.num_eos += len(block.stops)
         self._report.num_empty += num_between - len(block.documents.keys)
         # An end-of-text id before the first document (llm.c writes it so) ends no empty document.
         if first == self._begun > 0:
@@ -301,7 +297,7 @@ class _DocumentCounter:
     def finish(self) -> None:
         """There are no more tokens; what follows the last end-of-text is a document too."""
         report = self._report
-        if report.num_end_of_text or report.has_index:
+        if report.num_eos or report.has_index:
             self._count(self._straddling(report.num_tokens))
         by_bits = self._by_bits.tolist()
         report.lengths = by_bits[: max((i + 1 for i, n in enumerate(by_bits) if n), default=0)]
@@ -350,22 +346,22 @@ def _judge_ids(report: Report, vocab_size: int | None) -> None:
             )
 
 
-def _judge_end_of_text(report: Report) -> None:
+def _judge_eos(report: Report) -> None:
     """Says what is wrong with how documents end, if anything."""
-    end, count = report.end_of_text, report.num_end_of_text
+    end, count = report.eos_id, report.num_eos
     if end is None:
         instead = (
             "documents are those of the index" if report.has_index else "there are no documents"
         )
         report.notes.append(
-            f"no end-of-text id was found (looked for {', '.join(map(str, KNOWN_END_OF_TEXT))}), so "
-            f"{instead}; --end-of-text says which it is"
+            f"no end-of-text id was found (looked for {', '.join(map(str, KNOWN_EOS_IDS))}), so "
+            f"{instead}; --eos-id says which it is"
         )
     elif not count:
         report.problems.append(f"there is no end-of-text id {end} in these tokens")
-    elif report.other_end_of_text:
+    elif report.num_other_eos:
         report.problems.append(
-            f"{end} ends documents, and {_OTHER[end]} is there {report.other_end_of_text:,} times too; "
+            f"{end} ends documents, and {_OTHER[end]} is there {report.num_other_eos:,} times too; "
             f"GPT-2's end-of-text is 50256, and its ids end there"
         )
     elif end == 50257:
@@ -380,12 +376,12 @@ def _sample(tokens: TokenArray) -> NDArray[Any]:
     if len(tokens) <= _SAMPLE_PIECES * _SAMPLE_TOKENS:
         return np.asarray(tokens[: max(1, len(tokens) // 2 * 2)])
     starts = np.linspace(0, len(tokens) - _SAMPLE_TOKENS, _SAMPLE_PIECES).astype(np.int64) // 2 * 2
-    tokens.will_need(starts, _SAMPLE_TOKENS)
+    tokens.prefetch(starts, _SAMPLE_TOKENS)
     return tokens.gather(starts, _SAMPLE_TOKENS).reshape(-1)
 
 
-def _likely_end_of_text(sample: NDArray[Any]) -> int | None:
-    counts = {end: int(np.count_nonzero(sample == end)) for end in KNOWN_END_OF_TEXT}
+def _likely_eos_id(sample: NDArray[Any]) -> int | None:
+    counts = {end: int(np.count_nonzero(sample == end)) for end in KNOWN_EOS_IDS}
     likely = max(counts, key=lambda end: counts[end])
     return likely if counts[likely] else None
 

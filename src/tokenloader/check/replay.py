@@ -54,7 +54,7 @@ class Replayed:
 
 
 def replay(
-    state: Mapping[str, Any], tokens: TokenArray, step: int, *, end_of_text: int | None = None
+    state: Mapping[str, Any], tokens: TokenArray, step: int, *, eos_id: int | None = None
 ) -> Replayed:
     """The samples, windows, tokens and documents of any step, past or to come, in O(1).
 
@@ -63,7 +63,7 @@ def replay(
             batch_size that the run had then.
         tokens: what the run trains on.
         step: 0 is the first of the run.
-        end_of_text: the token id after every document, and part of it.
+        eos_id: the token id after every document, and part of it.
 
     Raises:
         ValueError: it is no such state, its plan is none of tokenloader's own, the tokens are not
@@ -86,9 +86,9 @@ def replay(
     starts = plan.starts(samples, num_tokens=len(tokens), seq_len=saved.seq_len)
     block = tokens.gather(starts, saved.seq_len + 1)
     documents = None
-    if end_of_text is not None:
+    if eos_id is not None:
         documents = [
-            _documents(row, start, end_of_text)
+            _documents(row, start, eos_id)
             for row, start in zip(block, starts.tolist(), strict=True)
         ]
     return Replayed(samples, starts, block, documents)
@@ -115,7 +115,7 @@ def _not_ours(name: str) -> ValueError:
     return ValueError(
         f"state: plan is {name}, which is none of {', '.join(_PLAIN)} and Mixture, so its windows cannot "
         f"be told from the state alone; in Python, make a TokenLoader with that plan, set_state(state), "
-        f"and ask its starts_at(step) and batch_at(step)"
+        f"and ask its window_starts(step) and window_tokens(step)"
     )
 
 
@@ -146,8 +146,8 @@ def _integer(node: ast.expr) -> int:
     raise ValueError(f"{ast.unparse(node)} is no integer of 0 or more")
 
 
-def _documents(row: NDArray[Any], start: int, end_of_text: int) -> NDArray[np.int64]:
-    ends = np.flatnonzero(row == end_of_text) + 1
+def _documents(row: NDArray[Any], start: int, eos_id: int) -> NDArray[np.int64]:
+    ends = np.flatnonzero(row == eos_id) + 1
     if not ends.size or ends[-1] != len(row):
         ends = np.append(ends, len(row))
     begins = np.concatenate([[0], ends[:-1]])

@@ -123,7 +123,7 @@ def info(
 @commands.command()
 @_reads_tokens
 @click.option("--vocab-size", type=_POSITIVE, help="Ids must be below it.")
-@click.option("--end-of-text", type=click.IntRange(min=0), help="The id that ends documents.")
+@click.option("--eos-id", type=click.IntRange(min=0), help="The id that ends documents.")
 @click.option(
     "--against", multiple=True, metavar="SOURCE", help="Tokens that should share no document."
 )
@@ -133,7 +133,7 @@ def check(
     key: str,
     dtype: str | None,
     vocab_size: int | None,
-    end_of_text: int | None,
+    eos_id: int | None,
     against: Sequence[str],
     as_json: bool,
 ) -> None:
@@ -141,7 +141,7 @@ def check(
 
     Every token is read once. Looked for are ids past the vocabulary, a wrong byte order or width,
     how documents end and how long they are, runs of one token, documents that are there twice or in
-    other tokens too. Without --end-of-text, the ids of GPT-2, Llama 3, Qwen and OpenAI's encodings
+    other tokens too. Without --eos-id, the ids of GPT-2, Llama 3, Qwen and OpenAI's encodings
     are looked for.
 
     The exit status is 1 if anything is wrong. Duplicates are, when they are over 1% of the
@@ -151,7 +151,7 @@ def check(
     Examples:
       tokenloader check --vocab-size 50257 train.safetensors
       tokenloader check validation.safetensors --against train.safetensors
-      tokenloader check --end-of-text 2 --json llama2.npy
+      tokenloader check --eos-id 2 --json llama2.npy
     """
     from tokenloader.check.check import check as run
     from tokenloader.cli.screens import check_screen
@@ -160,7 +160,7 @@ def check(
         report = run(
             tokens,
             vocab_size=vocab_size,
-            end_of_text=end_of_text,
+            eos_id=eos_id,
             against=_open(against, key, dtype) if against else None,
             progress=_on_terminal(),
         )
@@ -287,7 +287,7 @@ def convert(
 @click.option(
     "--column", default="text", show_default=True, help="With the text, in JSON lines and Parquet."
 )
-@click.option("--end-of-text", metavar="TOKEN", help="Ends documents, if it is not a known one.")
+@click.option("--eos-token", metavar="TOKEN", help="Ends documents, if it is not a known one.")
 @click.option("--force", is_flag=True, help="Replace the file --out if it exists.")
 @_as_json
 def tokenize(
@@ -295,7 +295,7 @@ def tokenize(
     tokenizer: Path,
     out: Path,
     column: str,
-    end_of_text: str | None,
+    eos_token: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -322,9 +322,7 @@ def tokenize(
     from tokenloader.prepare.tokenize import tokenize as run
 
     check_target(out, force=force, read=[*files, tokenizer])
-    done = run(
-        files, out, Tokenizer(tokenizer, end_of_text), column=column, progress=_on_terminal()
-    )
+    done = run(files, out, Tokenizer(tokenizer, eos_token), column=column, progress=_on_terminal())
     if as_json:
         print_out(asdict(done))
     else:
@@ -335,7 +333,7 @@ def tokenize(
 @click.argument("state", metavar="STATE.json", type=click.Path(path_type=Path))
 @_reads_tokens
 @click.option("--step", type=click.IntRange(min=0), required=True, help="The run's first is 0.")
-@click.option("--end-of-text", type=click.IntRange(min=0), help="The id that ends documents.")
+@click.option("--eos-id", type=click.IntRange(min=0), help="The id that ends documents.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json, to show text.")
 @_as_json
 def replay(
@@ -344,21 +342,21 @@ def replay(
     key: str,
     dtype: str | None,
     step: int,
-    end_of_text: int | None,
+    eos_id: int | None,
     tokenizer: Path | None,
     as_json: bool,
 ) -> None:
     """Show what a step of a run trained on, or will.
 
     From loader.get_state(), of any step and saved as JSON, and from the tokens that the run trains on:
-    no device, no JAX. With --end-of-text the documents in each window are counted; with --json they are
+    no device, no JAX. With --eos-id the documents in each window are counted; with --json they are
     listed, and the text is whole.
 
     \b
     Examples:
       tokenloader replay state.json train.safetensors --step 1200
       tokenloader replay state.json train.safetensors --step 1200 \\
-          --end-of-text 50256 --tokenizer tokenizer.json
+          --eos-id 50256 --tokenizer tokenizer.json
     """
     from tokenloader.check.replay import replay as run
     from tokenloader.cli.screens import replay_screen, replayed_rows
@@ -372,7 +370,7 @@ def replay(
         ) from None
     decode = decoder(tokenizer) if tokenizer else None
     with _open(sources, key, dtype) as tokens:
-        rows = replayed_rows(run(saved, tokens, step, end_of_text=end_of_text), decode)
+        rows = replayed_rows(run(saved, tokens, step, eos_id=eos_id), decode)
     if as_json:
         print_out({"step": step, "rows": [asdict(row) for row in rows]})
     else:

@@ -63,10 +63,10 @@ def check_screen(report: Report, blocks: str = "█") -> str:
     """What `tokenloader check` prints. blocks: the character of the histogram's bars."""
     lines = _row("tokens", f"{report.num_tokens:,} {report.dtype}")
     lines += _row("ids", f"{report.lowest_id:,} to {report.highest_id:,}")
-    if report.num_end_of_text:
-        rate = report.num_tokens / report.num_end_of_text
-        count = f"{_counted(report.num_end_of_text, 'time')}, one in {rate:,.1f} tokens"
-        lines += _row("end of text", f"id {report.end_of_text}, {count}")
+    if report.num_eos:
+        rate = report.num_tokens / report.num_eos
+        count = f"{_counted(report.num_eos, 'time')}, one in {rate:,.1f} tokens"
+        lines += _row("end of text", f"id {report.eos_id}, {count}")
     else:
         lines += _row("end of text", "none found")
     if report.num_documents:
@@ -115,7 +115,7 @@ def tokenized_screen(done: Tokenized, path: str) -> str:
     lines = _row("file", path)
     lines += _row("documents", f"{done.num_documents:,} ({size(done.text_bytes)} of text)")
     lines += _row("tokens", f"{done.num_tokens:,} {done.dtype}, {per_token:.2f} bytes of text each")
-    lines += _row("end of text", f"id {done.end_of_text}, after each document")
+    lines += _row("end of text", f"id {done.eos_id}, after each document")
     return "\n".join(lines)
 
 

@@ -151,9 +151,7 @@ class LookAhead:
                 self.missed()
             if self._announcing:
                 self._announcing -= 1
-                self._tokens.will_need(
-                    self._placement.windows(steps.starts), self._placement.window
-                )
+                self._tokens.prefetch(self._placement.windows(steps.starts), self._placement.window)
             self._ahead.append(steps)
         return self._ahead.popleft() if self._ahead else None
 

@@ -68,7 +68,7 @@ class TokenLoader:
             to a pytree; run under jit when a batch is handed out. None hands out the block itself, with
             which there is no loss_mask: what SequentialWindows repeats is then for you to leave out.
             Blocks have the tokens' dtype, but int64 is narrowed to int32.
-            Where the sharding splits sequences into n parts, next_token and packed_documents make batches
+            Where the sharding splits sequences into n parts, next_token and segment_documents make batches
             split likewise; other transforms are given whole rows, gathered on the devices; and with
             None a block is [batch_size, n * (seq_len / n + 1)]: each part, and the token after it.
 
@@ -198,7 +198,7 @@ class TokenLoader:
             strict: False goes on also where plan, seq_len or data differ, with a UserWarning that lists
                 what does. Step and sample number are kept, and mean what this loader's plan makes of
                 them: it hands out the windows that a run of its own would hand out from there on.
-                starts_at of the steps before tells what such a run would have had, which is not what
+                window_starts of the steps before tells what such a run would have had, which is not what
                 was trained on: keep the old state to look that up.
 
         Raises:
@@ -224,7 +224,7 @@ class TokenLoader:
             warnings.warn(message, stacklevel=2)
         self._seek(saved.step, saved.history.changed(saved.step, self.batch_size))
 
-    def starts_at(self, step: int) -> NDArray[np.int64]:
+    def window_starts(self, step: int) -> NDArray[np.int64]:
         """Where the windows of batch number `step` begin: int64 [batch_size], for any step, in O(1).
 
         Step 0 is the first of the run. Steps before a state that was resumed from have the batch_size
@@ -236,9 +236,9 @@ class TokenLoader:
         samples = samples_at(step, self._history, plan=self.plan, end=self._end)
         return self.plan.starts(samples, num_tokens=len(self.tokens), seq_len=self.seq_len)
 
-    def batch_at(self, step: int) -> NDArray[Any]:
-        """The tokens of batch number `step`, a numpy block [batch_size, seq_len + 1]; see starts_at."""
-        return self.tokens.gather(self.starts_at(step), self.seq_len + 1)
+    def window_tokens(self, step: int) -> NDArray[Any]:
+        """The tokens of batch number `step`, a numpy block [batch_size, seq_len + 1]; see window_starts."""
+        return self.tokens.gather(self.window_starts(step), self.seq_len + 1)
 
     @property
     def stats(self) -> LoaderStats:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from tokenloader.batches.batch import Batch, PackedDocuments, hide_seen_targets, next_token
+from tokenloader.batches.batch import Batch, SegmentDocuments, hide_seen_targets, next_token
 from tokenloader.batches.split_sequences import on_pieces, on_whole
 from tokenloader.loader.sharding import Placement
 
@@ -33,7 +33,7 @@ def jitted(
         A function of what `put` gives, without the None: the block and, where the plan hides targets,
         how many count in each row. It gives what the transform makes of each step of the group.
     """
-    if transform is next_token or isinstance(transform, PackedDocuments):
+    if transform is next_token or isinstance(transform, SegmentDocuments):
         return _ours_jitted(transform, placement, group)
     # Only a placement that cuts sequences is part of what is compiled.
     key = (placement if placement.cuts else None, placement.seq_len, group)

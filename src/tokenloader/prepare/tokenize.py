@@ -22,7 +22,7 @@ from tokenloader.prepare.text import import_extra, read_documents
 from tokenloader.tokens.writing import write_file
 
 # What ends documents: in GPT-2, NeoX and Qwen; in Llama 3; in Llama 2, Mistral and T5; in Gemma.
-KNOWN_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+KNOWN_EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 _BATCH_CHARACTERS = 2 << 20  # encoded at once: memory is some hundred bytes a character
 _PIECE_CHARACTERS = 1 << 20  # a longer document is encoded in pieces
 # Between two lines of which neither the first's end nor the second's beginning is blank: byte-level
@@ -35,7 +35,7 @@ class Tokenized:
     """What was written.
 
     Attributes:
-        end_of_text: the id after each document.
+        eos_id: the id after each document.
         text_bytes: of the documents in UTF-8.
     """
 
@@ -43,7 +43,7 @@ class Tokenized:
     num_tokens: int
     text_bytes: int
     dtype: str
-    end_of_text: int
+    eos_id: int
 
 
 class Tokenizer:
@@ -54,7 +54,7 @@ class Tokenizer:
 
     Args:
         path: tokenizer.json.
-        end_of_text: the token that ends documents; None: the first of KNOWN_END_OF_TEXT that it has.
+        eos_token: the token that ends documents; None: the first of KNOWN_EOS_TOKENS that it has.
 
     Raises:
         ImportError: the library tokenizers is missing.
@@ -62,21 +62,21 @@ class Tokenizer:
         ValueError: it is no such file, or has no such token.
     """
 
-    def __init__(self, path: Path, end_of_text: str | None = None) -> None:
+    def __init__(self, path: Path, eos_token: str | None = None) -> None:
         self._tokenizer = _load(path)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
-        candidates = KNOWN_END_OF_TEXT if end_of_text is None else (end_of_text,)
+        candidates = KNOWN_EOS_TOKENS if eos_token is None else (eos_token,)
         found = next((c for c in candidates if self._tokenizer.token_to_id(c) is not None), None)
         if found is None:
             special = [t.content for t in self._tokenizer.get_added_tokens_decoder().values()]
             raise ValueError(
                 f"{path}: no token {' or '.join(candidates)} to end documents with; its special tokens "
-                f"are: {', '.join(special) or 'none'}. Say which: --end-of-text"
+                f"are: {', '.join(special) or 'none'}. Say which: --eos-token"
             )
-        self.end_of_text: str = found
-        self.end_of_text_id = int(self._tokenizer.token_to_id(found))
+        self.eos_token: str = found
+        self.eos_id = int(self._tokenizer.token_to_id(found))
         highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self.dtype = np.dtype("uint16" if highest < 2**16 else "uint32")
 
@@ -90,7 +90,7 @@ class Tokenizer:
         for one, (_, last) in zip(encoded, pieces, strict=True):
             ids.append(np.array(one.ids, self.dtype))
             if last:
-                ids.append(np.array([self.end_of_text_id], self.dtype))
+                ids.append(np.array([self.eos_id], self.dtype))
         return np.concatenate(ids)
 
 
@@ -138,7 +138,7 @@ def tokenize(
             documents = (
                 document
                 for file in files
-                for document in read_documents(file, column=column, separator=tokenizer.end_of_text)
+                for document in read_documents(file, column=column, separator=tokenizer.eos_token)
             )
             for batch in _ahead(_batches(documents)):
                 counts.documents += len(batch)
@@ -153,7 +153,7 @@ def tokenize(
         num_tokens=num_tokens,
         text_bytes=counts.text_bytes,
         dtype=tokenizer.dtype.name,
-        end_of_text=tokenizer.end_of_text_id,
+        eos_id=tokenizer.eos_id,
     )
 
 

@@ -155,7 +155,7 @@ class TokenArray:
         out[...] = held.pieces.gather(starts, length)
         return out
 
-    def will_need(self, starts: ArrayLike, length: int) -> None:
+    def prefetch(self, starts: ArrayLike, length: int) -> None:
         """Starts reading windows from disk, and does not wait.
 
         A hint: a gather of them a little later finds them in the page cache. Does nothing for tokens
@@ -198,7 +198,7 @@ class TokenArray:
         if self._fingerprint is None:
             length = min(_FINGERPRINT_TOKENS, len(self))
             starts = np.linspace(0, len(self) - length, _FINGERPRINT_BLOCKS).astype(np.int64)
-            self.will_need(starts, length)
+            self.prefetch(starts, length)
             digest = hashlib.blake2b(self.gather(starts, length).tobytes(), digest_size=8)
             self._fingerprint = f"{self.dtype}:{len(self)}:{digest.hexdigest()}"
         return self._fingerprint
