@@ -11,7 +11,7 @@ demo: .venv/demo  ## train a small model on the standard library's source, 2 min
 	$(BIN)/python examples/fineweb_gpt2.py --demo
 
 test: .venv/dev lint types  ## everything CI runs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/dev
 	$(BIN)/ruff check .
