@@ -72,7 +72,7 @@ def test_tokens_and_plans_need_neither_jax_nor_the_hub(tmp_path):
         tokens.fingerprint(), tokens[3:5], tokens.gather([1, 2], 5)
         mixture = tl.Mixture({{range(0, 50): 1, range(50, 100): 2}}, tl.RandomWindows(0))
         for plan in tl.RandomWindows(0), tl.ShuffledEpochs(0), tl.SequentialWindows(), mixture:
-            plan.starts([0, 1], num_tokens=100, seq_len=9)
+            plan.bind(100, 9).window_starts([0, 1])
         tokens.close()
         print(sorted({{"jax", "jaxlib", "huggingface_hub"}} & sys.modules.keys()))
         tl.TokenLoader

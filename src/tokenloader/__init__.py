@@ -11,32 +11,35 @@ Importing this does not import jax; the names that need it do, when first used.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenloader.loader.stats import LoaderStats
 from tokenloader.loader.windows import Windows
 from tokenloader.plans.mixture import Mixture
-from tokenloader.plans.plan import Plan, RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader.tokens.opening import open_tokens
-from tokenloader.tokens.token_array import TokenArray
+from tokenloader.plans.plan import BoundPlan, Plan
+from tokenloader.plans.random_windows import RandomWindows
+from tokenloader.plans.sequential_windows import SequentialWindows
+from tokenloader.plans.shuffled_epochs import ShuffledEpochs
+from tokenloader.tokens.opening import Source, open_tokens
+from tokenloader.tokens.token_array import Residency, TokenArray
 from tokenloader.tokens.writing import write_tokens
-
-if TYPE_CHECKING:
-    from tokenloader.batches.batch import Batch, next_token, segment_documents
-    from tokenloader.loader.token_loader import TokenLoader
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "BoundPlan",
     "LoaderStats",
     "Mixture",
     "Plan",
     "RandomWindows",
+    "Residency",
     "SequentialWindows",
     "ShuffledEpochs",
+    "Source",
     "TokenArray",
     "TokenLoader",
+    "Transform",
     "Windows",
     "next_token",
     "open_tokens",
@@ -44,20 +47,24 @@ __all__ = [
     "write_tokens",
 ]
 
-_NEED_JAX = {
-    "Batch": "tokenloader.batches.batch",
-    "next_token": "tokenloader.batches.batch",
-    "segment_documents": "tokenloader.batches.batch",
-    "TokenLoader": "tokenloader.loader.token_loader",
-}
+if TYPE_CHECKING:
+    from tokenloader.batches.batch import Batch, Transform, next_token, segment_documents
+    from tokenloader.loader.token_loader import TokenLoader
+else:  # out of a type checker's sight, so that a misspelt name is an error there
+    _NEED_JAX = {
+        "Batch": "tokenloader.batches.batch",
+        "Transform": "tokenloader.batches.batch",
+        "next_token": "tokenloader.batches.batch",
+        "segment_documents": "tokenloader.batches.batch",
+        "TokenLoader": "tokenloader.loader.token_loader",
+    }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_JAX:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_NEED_JAX[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in _NEED_JAX:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_NEED_JAX[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

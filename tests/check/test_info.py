@@ -41,7 +41,7 @@ def test_it_tells_what_the_file_holds(tmp_path, tokens):
 def test_windows_and_steps_are_those_of_the_plan(tokens, batch_size, seq_len):
     found = info(tokens, batch_size=batch_size, seq_len=seq_len)
     plan = tl.ShuffledEpochs(seed=0, num_epochs=1)
-    windows = plan.num_samples(num_tokens=100_000, seq_len=seq_len)
+    windows = plan.bind(100_000, seq_len).num_samples
     assert found.windows_per_epoch == windows
     assert found.steps_per_epoch == windows // batch_size
 

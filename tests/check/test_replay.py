@@ -61,7 +61,7 @@ def test_every_step_is_what_the_loader_says_it_is(tokens, plan):
 
 def test_a_step_far_ahead_is_replayed_at_once(tokens):
     state, _ = saved_after(tokens, tl.RandomWindows(0), [4])
-    expected = tl.RandomWindows(0).starts(4 * 10**15 + np.arange(4), num_tokens=N, seq_len=20)
+    expected = tl.RandomWindows(0).bind(N, 20).window_starts(4 * 10**15 + np.arange(4))
     np.testing.assert_array_equal(replay(state, tokens, 10**15).starts, expected)
 
 
@@ -138,7 +138,9 @@ def test_the_name_of_a_plan_gives_the_plan(plan):
     if "num_epochs=30" not in repr(plan):
         assert named == plan
     sizes = {"num_tokens": N, "seq_len": 20}
-    np.testing.assert_array_equal(named.starts(range(50), **sizes), plan.starts(range(50), **sizes))
+    np.testing.assert_array_equal(
+        named.bind(**sizes).window_starts(range(50)), plan.bind(**sizes).window_starts(range(50))
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_each_step_is_the_plan_at_its_own_samples(plan, batch_size, sample):
         samples = np.arange(first, first + batch_size)
         assert step.sample == first
         np.testing.assert_array_equal(
-            step.starts, plan.starts(samples, num_tokens=N, seq_len=T)[None], strict=True
+            step.starts, plan.bind(N, T).window_starts(samples)[None], strict=True
         )
 
 
@@ -52,7 +52,7 @@ def test_steps_do_not_change_where_one_computation_of_the_plan_meets_the_next():
     steps = take(steps_of(plan, batch_size), 20)
     np.testing.assert_array_equal(
         np.concatenate([step.starts[0] for step in steps]),
-        plan.starts(np.arange(20_000), num_tokens=N, seq_len=T),
+        plan.bind(N, T).window_starts(np.arange(20_000)),
     )
 
 
@@ -197,7 +197,7 @@ def test_blocks_are_the_windows_in_order_with_their_sample():
     array = np.random.default_rng(0).integers(0, 2**16, N).astype(np.uint16)
     blocks = run(open_tokens(array), ShuffledEpochs(1), 3, 60)
     for i, block in enumerate(blocks):
-        starts = ShuffledEpochs(1).starts(np.arange(3 * i, 3 * i + 3), num_tokens=N, seq_len=T)
+        starts = ShuffledEpochs(1).bind(N, T).window_starts(np.arange(3 * i, 3 * i + 3))
         assert block.sample == 3 * i
         assert isinstance(block.tokens, jax.Array)
         assert block.tokens.dtype == np.uint16

@@ -416,7 +416,7 @@ def leg(count, state, *, batch, steps, files=1, residency="mmap", prefetch=2):
 
 def test_a_run_goes_on_in_order_with_other_processes_batches_files_and_residency():
     # An epoch has 311 windows; four processes stop a little before its end, at each of these steps.
-    whole = tl.ShuffledEpochs(3).starts(range(1000), num_tokens=40_000, seq_len=128).tolist()
+    whole = tl.ShuffledEpochs(3).bind(40_000, 128).window_starts(range(1000)).tolist()
     before, states = leg(4, None, batch=64, steps=5, files=3)
     assert before == whole[: 5 * 64]
     for count, state, how in [
@@ -462,5 +462,5 @@ def test_a_state_in_an_orbax_checkpoint_beside_params_is_restored_by_other_proce
     folder = str(tmp_path / "checkpoints")
     run(2, ORBAX.format(folder=folder, save=True))
     printed = run(4, ORBAX.format(folder=folder, save=False))
-    starts = tl.ShuffledEpochs(0).starts(range(80, 96), num_tokens=40_000, seq_len=128)
+    starts = tl.ShuffledEpochs(0).bind(40_000, 128).window_starts(range(80, 96))
     assert printed == [f"{starts.tolist()}\n"] * 4

@@ -30,9 +30,9 @@ PLANS = [  # of 8 windows an epoch, so that cuts fall around the ends of epochs
 def rows_of(plan, count):
     """The first `count` windows of an uninterrupted run, or all there are."""
     if hasattr(plan, "num_samples") and not hasattr(plan, "new_targets"):
-        end = plan.num_samples(num_tokens=N, seq_len=T)
+        end = plan.bind(N, T).num_samples
         count = count if end is None else min(count, end)
-    starts = plan.starts(np.arange(count), num_tokens=N, seq_len=T)
+    starts = plan.bind(N, T).window_starts(np.arange(count))
     return [TOKENS[start : start + T + 1] for start in starts.tolist()]
 
 

@@ -43,7 +43,7 @@ def naive(array, starts, seq_len):
 
 def rows_of(plan, first, count, seq_len, array=TOKENS):
     samples = np.arange(first, first + count)
-    return naive(array, plan.starts(samples, num_tokens=len(array), seq_len=seq_len), seq_len)
+    return naive(array, plan.bind(len(array), seq_len).window_starts(samples), seq_len)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_every_block_equals_the_reference(sources, plan, source, batch_size, seq
                 expected = rows_of(plan, step * batch_size, batch_size, seq_len)
                 np.testing.assert_array_equal(block, expected, strict=True)
         return
-    count = plan.num_samples(num_tokens=N, seq_len=seq_len)
+    count = plan.bind(N, seq_len).num_samples
     assert count < batch_size
 
 
@@ -246,7 +246,7 @@ def test_a_plan_of_ones_own_needs_starts_only(tokens):
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 11, 33])
 def test_epochs_end_after_their_last_full_batch(tokens, batch_size):
     plan = tl.ShuffledEpochs(seed=4, num_epochs=3)  # 3 epochs of 8 windows of 100
-    count = plan.num_samples(num_tokens=N, seq_len=100)
+    count = plan.bind(N, 100).num_samples
     assert count == 24
     if batch_size > count:
         with pytest.raises(ValueError, match="before the first batch"):
@@ -433,7 +433,7 @@ def test_a_resumed_run_goes_on_in_order_whatever_changed_at_the_cut(
 ):
     # 8 windows an epoch, so that the cuts lie around the ends of epochs.
     seq_len, state, steps, rows = 100, None, 0, [np.zeros((0, 101), np.uint16)]
-    finite = hasattr(plan, "num_samples") and plan.num_samples(num_tokens=N, seq_len=seq_len)
+    finite = hasattr(plan, "num_samples") and plan.bind(N, seq_len).num_samples
     for i, (count, batch_size, prefetch, source) in enumerate(legs):
         with tl.TokenLoader(
             sources[source], batch_size, seq_len, plan=plan, prefetch=prefetch, transform=None
@@ -599,7 +599,7 @@ def test_starts_at_knows_the_steps_before_a_change_of_batch_size(tokens):
         for step, block in enumerate(handed_out):
             np.testing.assert_array_equal(loader.window_tokens(step), block)
         np.testing.assert_array_equal(
-            loader.window_starts(10), plan.starts(range(45, 52), num_tokens=N, seq_len=40)
+            loader.window_starts(10), plan.bind(N, 40).window_starts(range(45, 52))
         )
         state = json_state(loader)
     with tl.TokenLoader(tokens, 3, 40, plan=plan, transform=None) as loader:
@@ -1231,7 +1231,7 @@ def test_a_transform_that_holds_its_loader_does_not_keep_it(tokens, own_threads)
 def test_a_plan_of_a_subclass_has_a_name_of_its_own(tokens):
     class Backwards(tl.ShuffledEpochs):
         def starts(self, samples, *, num_tokens, seq_len):
-            found = super().starts(samples, num_tokens=num_tokens, seq_len=seq_len)
+            found = super().bind(num_tokens, seq_len).window_starts(samples)
             return num_tokens - seq_len - 1 - found
 
     state = tl.TokenLoader(tokens, 4, 16, plan=Backwards(0)).get_state()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tokenloader as tl
 from tokenloader import Mixture, RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader.plans.mixture import _left_of
+from tokenloader.plans.proportions import Proportions, left_count
 
 PLAN = ShuffledEpochs(seed=1)
 BOUND = 1.68
@@ -32,9 +32,14 @@ def mixture_of(weights, plan=PLAN, length=50):
 def assigned(mixture, samples):
     """(source, number in it) of each sample."""
     source, number = np.full(len(samples), -1), np.zeros(len(samples), np.uint64)
-    for k, where, numbers in mixture._assign(np.asarray(samples, np.uint64)):
+    proportions = Proportions.of_weights(mixture.weights)
+    for k, where, numbers in proportions.assign(np.asarray(samples, np.uint64)):
         source[where], number[where] = k, numbers
     return source, number
+
+
+def counts_of(mixture, num_samples):
+    return Proportions.of_weights(mixture.weights).counts(num_samples)
 
 
 # Proportions
@@ -91,7 +96,7 @@ def test_counts_are_within_the_bound_at_every_prefix_for_any_weights(weights):
 def test_counts_are_within_the_bound_at_sample_2_to_the_62(weights, near):
     mixture = mixture_of(weights)
     source, number = assigned(mixture, range(near, near + 200))
-    counts = mixture._counts(near)
+    counts = counts_of(mixture, near)
     total = sum(map(Fraction, weights))
     for n in range(near, near + 200):
         assert sum(counts) == n
@@ -101,13 +106,13 @@ def test_counts_are_within_the_bound_at_sample_2_to_the_62(weights, near):
         k = source[n - near]
         assert number[n - near] == counts[k]
         counts[k] += 1
-    assert counts == mixture._counts(near + 200)
+    assert counts == counts_of(mixture, near + 200)
 
 
 @settings(deadline=None)
 @given(weights=st.lists(st.integers(1, 2**58), min_size=1, max_size=8), n=st.integers(0, 2**62))
 def test_whole_weights_are_exact_at_any_sample(weights, n):
-    for count, weight in zip(mixture_of(weights)._counts(n), weights, strict=True):
+    for count, weight in zip(counts_of(mixture_of(weights), n), weights, strict=True):
         assert abs(count - Fraction(n * weight, sum(weights))) < BOUND
 
 
@@ -118,13 +123,8 @@ def test_whole_weights_are_exact_at_any_sample(weights, n):
 )
 def test_the_share_of_a_fork_is_exact_in_64_bits(n, b, data):
     a = data.draw(st.integers(1, b - 1))
-    left, goes_left = _left_of(np.array(n, np.uint64), a, b)
-
-    def exact(m):
-        return math.floor(Fraction(m * a, b) + Fraction(1, 2))
-
-    assert left.tolist() == [exact(m) for m in n]
-    assert goes_left.tolist() == [exact(m + 1) - exact(m) == 1 for m in n]
+    left = left_count(np.array(n, np.uint64), a, b)
+    assert left.tolist() == [math.floor(Fraction(m * a, b) + Fraction(1, 2)) for m in n]
 
 
 # Windows
@@ -142,12 +142,12 @@ def test_each_source_is_gone_through_as_by_its_plan_alone(lengths, gap, plan, se
     ranges = [range(end, end + length) for end, length in zip(ends, lengths, strict=False)]
     weights = np.random.default_rng(seed).integers(1, 20, len(ranges)).tolist()
     mixture = Mixture(dict(zip(ranges, weights, strict=True)), plan)
-    starts = mixture.starts(range(300), num_tokens=ends[-1] + 7, seq_len=10)
+    starts = mixture.bind(ends[-1] + 7, 10).window_starts(range(300))
     assert starts.dtype == np.int64
     for tokens in ranges:
         of_source = starts[(starts >= tokens.start) & (starts < tokens.stop)]
         assert (of_source + 11 <= tokens.stop).all()
-        alone = plan.starts(range(len(of_source)), num_tokens=len(tokens), seq_len=10)
+        alone = plan.bind(len(tokens), 10).window_starts(range(len(of_source)))
         np.testing.assert_array_equal(of_source, tokens.start + alone)
 
 
@@ -155,20 +155,22 @@ def test_each_source_is_gone_through_as_by_its_plan_alone(lengths, gap, plan, se
 @given(samples=st.lists(st.integers(0, 2**62), min_size=0, max_size=20), data=st.data())
 def test_a_start_depends_on_the_mixture_and_the_sample_number_alone(samples, data):
     mixture, size = mixture_of([5, 1, 7, 2]), {"num_tokens": 200, "seq_len": 7}
-    together = mixture.starts(samples, **size)
-    assert together.tolist() == [int(mixture.starts([i], **size)[0]) for i in samples]
+    together = mixture.bind(**size).window_starts(samples)
+    assert together.tolist() == [int(mixture.bind(**size).window_starts([i])[0]) for i in samples]
     order = data.draw(st.permutations(range(len(samples))))
-    shuffled = mixture.starts(np.array(samples, np.int64)[order], **size)
+    shuffled = mixture.bind(**size).window_starts(np.array(samples, np.int64)[order])
     np.testing.assert_array_equal(shuffled, together[order])
 
 
 def test_samples_may_have_any_shape_as_for_other_plans():
     mixture, size = mixture_of([5, 1, 7, 2]), {"num_tokens": 200, "seq_len": 7}
-    flat = mixture.starts(range(12), **size)
+    flat = mixture.bind(**size).window_starts(range(12))
     np.testing.assert_array_equal(
-        mixture.starts(np.arange(12).reshape(3, 4), **size), flat.reshape(3, 4), strict=True
+        mixture.bind(**size).window_starts(np.arange(12).reshape(3, 4)),
+        flat.reshape(3, 4),
+        strict=True,
     )
-    assert mixture.starts([], **size).shape == (0,)
+    assert mixture.bind(**size).window_starts([]).shape == (0,)
 
 
 def test_the_starts_of_a_mixture_stay_what_they_were():
@@ -177,7 +179,7 @@ def test_the_starts_of_a_mixture_stay_what_they_were():
         {range(0, 6 * 10**9): 0.6, range(6 * 10**9, 9 * 10**9): 0.3, range(9 * 10**9, 10**10): 0.1},
         ShuffledEpochs(seed=0),
     )
-    starts = mixture.starts([0, 1, 2, 3, 10**7, 10**12], num_tokens=10**10, seq_len=1024)
+    starts = mixture.bind(10**10, 1024).window_starts([0, 1, 2, 3, 10**7, 10**12])
     assert starts.tolist() == STARTS_OF_A_MIXTURE
 
 
@@ -248,7 +250,7 @@ def test_the_name_shows_ranges_weights_and_the_plans_own_name():
     mixture = Mixture({range(100, 300): 0.7, range(100): 0.3}, plan)
     sources = "range(0, 100): 3, range(100, 300): 7"
     assert repr(mixture) == f"Mixture({{{sources}}}, ShuffledEpochs(seed=4, num_epochs=2))"
-    assert mixture.sequence_name() == f"Mixture({{{sources}}}, ShuffledEpochs(seed=4))"
+    assert mixture.bind(300, 9).key(5) == f"Mixture({{{sources}}}, ShuffledEpochs(seed=4))"
 
 
 def test_a_mixture_is_frozen():
@@ -289,32 +291,29 @@ def test_ranges_of_one_file_are_a_train_and_a_validation_set():
 )
 def test_one_source_that_is_all_tokens_is_the_plan_itself(plan):
     mixture, size = Mixture({range(100): 5}, plan), {"num_tokens": 100, "seq_len": 9}
-    np.testing.assert_array_equal(mixture.starts(range(10), **size), plan.starts(range(10), **size))
-    if hasattr(plan, "num_samples"):
-        assert mixture.num_samples(**size) == plan.num_samples(**size)
-    else:
-        assert mixture.num_samples(**size) is None
-    assert hasattr(mixture, "new_targets") == hasattr(plan, "new_targets")
-    if hasattr(plan, "new_targets"):
-        np.testing.assert_array_equal(
-            mixture.new_targets(range(15), **size), plan.new_targets(range(15), **size)
-        )
+    np.testing.assert_array_equal(
+        mixture.bind(**size).window_starts(range(10)), plan.bind(**size).window_starts(range(10))
+    )
+    assert mixture.bind(**size).num_samples == plan.bind(**size).num_samples
+    np.testing.assert_array_equal(
+        mixture.bind(**size).valid_targets(range(15)), plan.bind(**size).valid_targets(range(15))
+    )
 
 
-def test_the_new_targets_of_a_range_are_those_of_its_own_length():
+def test_the_valid_targets_of_a_range_are_those_of_its_own_length():
     mixture = Mixture({range(20, 45): 1}, SequentialWindows())
     size = {"num_tokens": 1000, "seq_len": 10}
-    assert mixture.num_samples(**size) == 3
-    assert mixture.starts(range(3), **size).tolist() == [20, 30, 34]
-    assert mixture.new_targets(range(4), **size).tolist() == [10, 10, 4, 0]
+    assert mixture.bind(**size).num_samples == 3
+    assert mixture.bind(**size).window_starts(range(3)).tolist() == [20, 30, 34]
+    assert mixture.bind(**size).valid_targets(range(4)).tolist() == [10, 10, 4, 0]
 
 
 def test_a_mixture_may_be_a_part_of_the_tokens_and_then_a_mixture():
     inner = Mixture({range(50): 1, range(50, 90): 1}, PLAN)
     mixture = Mixture({range(10, 100): 1}, inner)
     size = {"num_tokens": 500, "seq_len": 4}
-    expected = 10 + inner.starts(range(30), num_tokens=90, seq_len=4)
-    np.testing.assert_array_equal(mixture.starts(range(30), **size), expected)
+    expected = 10 + inner.bind(90, 4).window_starts(range(30))
+    np.testing.assert_array_equal(mixture.bind(**size).window_starts(range(30)), expected)
 
 
 # The end
@@ -332,21 +331,21 @@ def test_the_mixture_ends_where_the_first_source_would_run_out(weights, num_epoc
     plan = ShuffledEpochs(0, num_epochs)
     mixture = Mixture(dict(zip(ranges, weights, strict=True)), plan)
     size = {"num_tokens": ends[-1], "seq_len": 10}
-    end = mixture.num_samples(**size)
-    assert len(mixture.starts(range(end), **size)) == end
+    end = mixture.bind(**size).num_samples
+    assert len(mixture.bind(**size).window_starts(range(end))) == end
     with pytest.raises(ValueError, match=r"is past the end"):
-        mixture.starts([end], **size)
+        mixture.bind(**size).window_starts([end])
 
 
 def test_a_mixture_of_endless_plans_has_no_end():
     size = {"num_tokens": 100, "seq_len": 10}
-    assert mixture_of([1, 2]).num_samples(**size) is None
-    assert mixture_of([1, 2], RandomWindows(0)).num_samples(**size) is None
+    assert mixture_of([1, 2]).bind(**size).num_samples is None
+    assert mixture_of([1, 2], RandomWindows(0)).bind(**size).num_samples is None
 
 
 def test_the_end_of_very_many_epochs_is_found_at_once():
     mixture = mixture_of([1, 3], ShuffledEpochs(0, num_epochs=10**15), length=100)
-    end = mixture.num_samples(num_tokens=200, seq_len=10)
+    end = mixture.bind(200, 10).num_samples
     assert end == 12 * 10**15  # 9 windows an epoch, three quarters of all samples
 
 
@@ -354,8 +353,10 @@ def test_a_loader_over_a_mixture_ends_with_it_and_resumes():
     tokens = tl.open_tokens(np.arange(200, dtype=np.uint16))
     plan = mixture_of([1, 3], ShuffledEpochs(0, num_epochs=2), length=100)
     with tl.TokenLoader(tokens, 5, 10, plan=plan, transform=None) as loader:
-        whole = np.concatenate(list(loader))
-        loader.set_state({**loader.get_state(), "step": 2, "sample": 10})
+        blocks = [next(loader), next(loader)]
+        state = loader.get_state()
+        whole = np.concatenate([*blocks, *loader])
+        loader.set_state(state)
         np.testing.assert_array_equal(np.concatenate(list(loader)), whole[10:])
     assert len(whole) == 20  # 18 windows are three quarters of 24 samples
 
@@ -365,7 +366,7 @@ def test_a_loader_over_a_mixture_ends_with_it_and_resumes():
 
 def test_several_sources_counted_target_by_target_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match="3 sources do not come to their ends together") as caught:
-        mixture_of([1, 2, 3], SequentialWindows())
+        mixture_of([1, 2, 3], SequentialWindows()).bind(150, 9)
     assert "plan=Mixture({range(0, 50): 1}, SequentialWindows())" in str(caught.value)
 
 
@@ -378,14 +379,14 @@ def test_ranges_that_overlap_are_refused_and_both_are_named():
     "source", [range(0), range(5, 5), range(9, 3), range(-5, 10), range(0, 10, 2), range(9, 3, -1)]
 )
 def test_a_range_that_is_no_stretch_of_tokens_is_refused(source):
-    message = f"Mixture: {source}; needed is a range(start, stop) with 0 <= start < stop"
+    message = f"Mixture: {source}; expected a range(start, stop) with 0 <= start < stop"
     with pytest.raises(ValueError, match=re.escape(message)):
         Mixture({source: 1}, PLAN)
 
 
 @pytest.mark.parametrize("source", ["web.bin", 5, (0, 10), None])
 def test_a_source_of_another_type_is_refused(source):
-    message = f"source {source!r} is of type {type(source).__name__}; needed is a range"
+    message = f"source {source!r} is of type {type(source).__name__}; expected a range"
     with pytest.raises(TypeError, match=re.escape(message)):
         Mixture({source: 1}, PLAN)
 
@@ -402,28 +403,28 @@ def test_ranges_and_token_arrays_are_not_mixed():
     "weight", [0, -1, 0.0, -0.5, math.nan, math.inf, Fraction(0), Decimal("nan")]
 )
 def test_a_weight_that_is_not_positive_and_finite_is_refused(weight):
-    message = f"the weight of range(0, 9) is {weight!r}; needed is a positive finite number"
+    message = f"the weight of range(0, 9) is {weight!r}; expected a positive finite number"
     with pytest.raises(ValueError, match=re.escape(message)):
         Mixture({range(9): weight}, PLAN)
 
 
 @pytest.mark.parametrize("weight", ["1", None, True, 1j])
 def test_a_weight_that_is_no_number_is_refused(weight):
-    message = f"the weight of range(0, 9) is {weight!r} of type {type(weight).__name__}; needed"
+    message = f"the weight of range(0, 9) is {weight!r} of type {type(weight).__name__}; expected"
     with pytest.raises(TypeError, match=re.escape(message)):
         Mixture({range(9): weight}, PLAN)
 
 
 def test_a_weight_that_rounds_to_nothing_is_refused():
     with pytest.raises(
-        ValueError, match=r"the least weight is 1e-30 of the total; needed is 4.34e-19"
+        ValueError, match=r"the least weight is 1e-30 of the total; expected 4.34e-19"
     ):
         mixture_of([1, 1e-30])
 
 
 @pytest.mark.parametrize("weights", [None, [(range(5), 1)], range(5)])
 def test_weights_that_are_no_dict_are_refused(weights):
-    with pytest.raises(TypeError, match=f"weights is of type {type(weights).__name__}; needed is"):
+    with pytest.raises(TypeError, match=f"weights is of type {type(weights).__name__}; expected"):
         Mixture(weights, PLAN)
 
 
@@ -434,7 +435,7 @@ def test_no_sources_are_refused():
 
 @pytest.mark.parametrize("plan", [ShuffledEpochs, None, "plan"])
 def test_what_is_no_plan_is_refused(plan):
-    with pytest.raises(TypeError, match=re.escape(f"plan is {plan!r}; needed is an instance")):
+    with pytest.raises(TypeError, match=re.escape(f"plan is {plan!r}; expected an instance")):
         Mixture({range(5): 1}, plan)
 
 
@@ -446,10 +447,10 @@ def test_a_source_beyond_the_tokens_is_an_error_of_the_loader_and_of_starts():
     ):
         tl.TokenLoader(tokens, 2, 4, plan=mixture)
     with pytest.raises(ValueError, match=r"within the 1,999 tokens"):
-        mixture.starts([0], num_tokens=1999, seq_len=4)
+        mixture.bind(1999, 4).window_starts([0])
 
 
 def test_a_source_shorter_than_a_window_is_named():
     mixture = Mixture({range(500): 1, range(500, 510): 1}, PLAN)
     with pytest.raises(ValueError, match=r"range\(500, 510\): 10 tokens are fewer than one window"):
-        mixture.starts([0], num_tokens=1000, seq_len=10)
+        mixture.bind(1000, 10).window_starts([0])

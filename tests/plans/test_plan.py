@@ -1,6 +1,7 @@
 """The plans: pure functions of the sample number that cover the tokens as they say."""
 
 import dataclasses
+import re
 from collections import Counter
 
 import numpy as np
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import chdtrc  # jax depends on scipy
 
-from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs
+from tokenloader import BoundPlan, Plan, RandomWindows, SequentialWindows, ShuffledEpochs
+from tokenloader.plans.plan import checked_plan, checked_window_starts
 
 SEEDED = RandomWindows, ShuffledEpochs
 FINEWEB = {"num_tokens": 10_248_871_837, "seq_len": 1024}  # the data of DESIGN.md
@@ -33,9 +35,13 @@ plans = st.one_of(
 )
 
 
+def windows_per_epoch(**size):
+    return ShuffledEpochs(seed=0, num_epochs=1).bind(**size).num_samples
+
+
 def one_epoch(plan, epoch, **size):
-    n = plan.windows_per_epoch(**size)
-    return plan.starts(np.arange(epoch * n, (epoch + 1) * n), **size)
+    n = windows_per_epoch(**size)
+    return plan.bind(**size).window_starts(np.arange(epoch * n, (epoch + 1) * n))
 
 
 def order(plan, epoch, **size):
@@ -65,27 +71,32 @@ def test_a_start_depends_on_the_plan_and_the_sample_number_alone(plan, size, dat
             max_size=30,
         )
     )
-    together = plan.starts(samples, **size)
+    together = plan.bind(**size).window_starts(samples)
     assert together.dtype == np.int64
     assert together.shape == (len(samples),)
     assert together.min() >= 0
     assert together.max() + size["seq_len"] + 1 <= size["num_tokens"]
     # One by one, in chunks, in another order, again, and from an equal plan.
-    assert together.tolist() == [int(plan.starts([i], **size)[0]) for i in samples]
+    assert together.tolist() == [int(plan.bind(**size).window_starts([i])[0]) for i in samples]
     cut = data.draw(st.integers(1, len(samples)))
-    chunks = [plan.starts(samples[at : at + cut], **size) for at in range(0, len(samples), cut)]
+    chunks = [
+        plan.bind(**size).window_starts(samples[at : at + cut])
+        for at in range(0, len(samples), cut)
+    ]
     np.testing.assert_array_equal(np.concatenate(chunks), together)
     reordered = data.draw(st.permutations(range(len(samples))))
-    shuffled = plan.starts(np.array(samples)[reordered], **size)
+    shuffled = plan.bind(**size).window_starts(np.array(samples)[reordered])
     np.testing.assert_array_equal(shuffled, together[reordered])
-    np.testing.assert_array_equal(dataclasses.replace(plan).starts(samples, **size), together)
+    np.testing.assert_array_equal(
+        dataclasses.replace(plan).bind(**size).window_starts(samples), together
+    )
 
 
 @pytest.mark.parametrize(
     "plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()]
 )
 def test_no_samples_have_no_starts(plan):
-    starts = plan.starts(np.array([], np.int64), num_tokens=1000, seq_len=10)
+    starts = plan.bind(1000, 10).window_starts(np.array([], np.int64))
     assert starts.dtype == np.int64
     assert starts.shape == (0,)
 
@@ -96,15 +107,15 @@ def test_no_samples_have_no_starts(plan):
 def test_leaves_the_samples_as_they_were(plan):
     samples = np.arange(500)
     samples.flags.writeable = False
-    plan.starts(samples, num_tokens=1000, seq_len=10)
-    starts = plan.starts(samples.astype(np.int32), num_tokens=1000, seq_len=10)
-    np.testing.assert_array_equal(starts, plan.starts(samples, num_tokens=1000, seq_len=10))
+    plan.bind(1000, 10).window_starts(samples)
+    starts = plan.bind(1000, 10).window_starts(samples.astype(np.int32))
+    np.testing.assert_array_equal(starts, plan.bind(1000, 10).window_starts(samples))
 
 
 def test_the_starts_of_a_seed_stay_what_they_were():
     # A saved run goes on with them. Whoever changes them breaks every run that is under way.
     def samples_of(plan):
-        return plan.starts([0, 1, 2, 3, 10**7, 10**12], **FINEWEB).tolist()
+        return plan.bind(**FINEWEB).window_starts([0, 1, 2, 3, 10**7, 10**12]).tolist()
 
     assert samples_of(RandomWindows(seed=0)) == RANDOM_WINDOWS_OF_SEED_0
     assert samples_of(ShuffledEpochs(seed=0)) == SHUFFLED_EPOCHS_OF_SEED_0
@@ -117,14 +128,17 @@ SHUFFLED_EPOCHS_OF_SEED_0 = [5243908900, 7879671588, 6768962340, 6265548580, 177
 @pytest.mark.parametrize("plan", SEEDED)
 def test_every_bit_of_the_seed_changes_the_windows(plan):
     size = {"num_tokens": 1001, "seq_len": 1}
-    runs = [plan(seed=seed).starts(range(50), **size) for seed in (0, *(1 << i for i in range(64)))]
+    runs = [
+        plan(seed=seed).bind(**size).window_starts(range(50))
+        for seed in (0, *(1 << i for i in range(64)))
+    ]
     assert len({tuple(run) for run in runs}) == 65
 
 
 def test_different_plans_of_one_seed_draw_different_windows():
     size = {"num_tokens": 10**6, "seq_len": 1}
-    random = RandomWindows(seed=3).starts(range(1000), **size)
-    shuffled = ShuffledEpochs(seed=3).starts(range(1000), **size)
+    random = RandomWindows(seed=3).bind(**size).window_starts(range(1000))
+    shuffled = ShuffledEpochs(seed=3).bind(**size).window_starts(range(1000))
     assert np.count_nonzero(random == shuffled) < 5
 
 
@@ -150,7 +164,7 @@ def test_sequential_windows_is_a_value():
 @pytest.mark.parametrize("num_tokens", [1_000, 10_248_871_837, 2**44])
 def test_random_windows_are_uniform(num_tokens):
     seq_len = 100
-    starts = RandomWindows(seed=5).starts(range(50_000), num_tokens=num_tokens, seq_len=seq_len)
+    starts = RandomWindows(seed=5).bind(num_tokens, seq_len).window_starts(range(50_000))
     num_starts = num_tokens - seq_len
     bins = 60  # divides 900, so that the bins of the smallest case are equal
     assert starts.min() >= 0
@@ -160,7 +174,7 @@ def test_random_windows_are_uniform(num_tokens):
 
 
 def test_random_windows_pass_32_bits():
-    starts = RandomWindows(seed=5).starts(range(1000), num_tokens=2**44, seq_len=1024)
+    starts = RandomWindows(seed=5).bind(2**44, 1024).window_starts(range(1000))
     assert starts.dtype == np.int64
     assert 2**43 < starts.max() < 2**44
     assert np.unique(starts).size == 1000
@@ -170,14 +184,12 @@ def test_random_windows_pass_32_bits():
 @given(seq_len=st.integers(1, 20), num_starts=st.integers(1, 10), seed=seeds)
 def test_random_windows_reach_every_start_from_the_first_to_the_last(seq_len, num_starts, seed):
     # Of 10 starts one is not among 500 draws with probability 10 x 0.9**500 < 1e-21.
-    starts = RandomWindows(seed).starts(
-        range(500), num_tokens=seq_len + num_starts, seq_len=seq_len
-    )
+    starts = RandomWindows(seed).bind(seq_len + num_starts, seq_len).window_starts(range(500))
     assert set(starts.tolist()) == set(range(num_starts))
 
 
 def test_random_windows_of_neighbouring_samples_are_independent():
-    starts = RandomWindows(seed=6).starts(range(20_001), num_tokens=18, seq_len=10)
+    starts = RandomWindows(seed=6).bind(18, 10).window_starts(range(20_001))
     pairs = starts[:-1] * 8 + starts[1:]
     assert_uniform(np.bincount(pairs, minlength=64))
 
@@ -190,7 +202,7 @@ def test_random_windows_of_neighbouring_samples_are_independent():
 def test_every_epoch_has_every_window_once_end_to_end_from_a_phase(seed, size, first_epoch):
     num_tokens, seq_len = size["num_tokens"], size["seq_len"]
     plan = ShuffledEpochs(seed)
-    n = plan.windows_per_epoch(**size)
+    n = windows_per_epoch(**size)
     assert n >= 1
     for epoch in range(first_epoch, first_epoch + 3):
         starts = np.sort(one_epoch(plan, epoch, **size))
@@ -208,9 +220,9 @@ def test_phases_take_every_value_so_that_every_token_is_seen(seq_len, windows, m
     num_tokens = seq_len * windows + 1 + more % seq_len
     size = {"num_tokens": num_tokens, "seq_len": seq_len}
     plan = ShuffledEpochs(seed)
-    n = plan.windows_per_epoch(**size)
+    n = windows_per_epoch(**size)
     # At most 24 phases, one not among 1,000 epochs with probability 24 x (23/24)**1000 < 1e-16.
-    starts = plan.starts(np.arange(1000 * n), **size).reshape(1000, n)
+    starts = plan.bind(**size).window_starts(np.arange(1000 * n)).reshape(1000, n)
     phases = starts.min(axis=1)
     assert set(phases.tolist()) == set(range(num_tokens - n * seq_len))
     assert starts.min() == 0  # the first token
@@ -219,7 +231,7 @@ def test_phases_take_every_value_so_that_every_token_is_seen(seq_len, windows, m
 
 def test_phases_are_uniform_and_independent_from_epoch_to_epoch():
     size = {"num_tokens": 38, "seq_len": 10}  # two windows of ten, 18 phases
-    starts = ShuffledEpochs(seed=1).starts(np.arange(2 * 20_000), **size).reshape(-1, 2)
+    starts = ShuffledEpochs(seed=1).bind(**size).window_starts(np.arange(2 * 20_000)).reshape(-1, 2)
     phases = starts.min(axis=1)
     assert_uniform(np.bincount(phases, minlength=18))
     assert_uniform(np.bincount(phases[:-1] * 18 + phases[1:], minlength=18 * 18))
@@ -227,7 +239,7 @@ def test_phases_are_uniform_and_independent_from_epoch_to_epoch():
 
 def test_order_and_phase_are_independent():
     size = {"num_tokens": 38, "seq_len": 10}
-    starts = ShuffledEpochs(seed=2).starts(np.arange(2 * 20_000), **size).reshape(-1, 2)
+    starts = ShuffledEpochs(seed=2).bind(**size).window_starts(np.arange(2 * 20_000)).reshape(-1, 2)
     second_first = starts[:, 0] > starts[:, 1]
     assert_uniform(np.bincount(starts.min(axis=1) * 2 + second_first, minlength=36))
 
@@ -235,7 +247,7 @@ def test_order_and_phase_are_independent():
 def test_every_window_is_equally_often_at_each_place_of_the_epoch():
     n = 20
     size = {"num_tokens": (n + 1) * 8, "seq_len": 8}
-    starts = ShuffledEpochs(seed=3).starts(np.arange(4000 * n), **size).reshape(-1, n)
+    starts = ShuffledEpochs(seed=3).bind(**size).window_starts(np.arange(4000 * n)).reshape(-1, n)
     windows = (starts - starts.min(axis=1, keepdims=True)) // 8
     for place in range(n):
         assert_uniform(np.bincount(windows[:, place], minlength=n))
@@ -261,10 +273,10 @@ def test_the_next_epoch_of_a_seed_is_no_epoch_of_another_seed():
 def test_epochs_follow_each_other_without_a_gap_also_inside_a_batch():
     size = {"num_tokens": 96, "seq_len": 10}  # 8 windows, and batches of 5
     plan = ShuffledEpochs(seed=4)
-    n = plan.windows_per_epoch(**size)
+    n = windows_per_epoch(**size)
     assert n == 8
     run = np.concatenate(
-        [plan.starts(np.arange(step * 5, step * 5 + 5), **size) for step in range(8)]
+        [plan.bind(**size).window_starts(np.arange(step * 5, step * 5 + 5)) for step in range(8)]
     )
     by_epoch = [one_epoch(plan, epoch, **size) for epoch in range(5)]
     np.testing.assert_array_equal(run, np.concatenate(by_epoch))
@@ -274,34 +286,36 @@ def test_epochs_follow_each_other_without_a_gap_also_inside_a_batch():
 def test_data_of_exactly_one_window_is_that_window_every_epoch(seq_len):
     size = {"num_tokens": seq_len + 1, "seq_len": seq_len}
     plan = ShuffledEpochs(seed=5)
-    assert plan.windows_per_epoch(**size) == 1
-    assert set(plan.starts(range(100), **size).tolist()) == {0}
-    assert set(RandomWindows(seed=5).starts(range(100), **size).tolist()) == {0}
-    assert SequentialWindows().starts(range(3), **size).tolist() == [0, 0, 0]
-    assert SequentialWindows().num_samples(**size) == 1
+    assert windows_per_epoch(**size) == 1
+    assert set(plan.bind(**size).window_starts(range(100)).tolist()) == {0}
+    assert set(RandomWindows(seed=5).bind(**size).window_starts(range(100)).tolist()) == {0}
+    assert SequentialWindows().bind(**size).window_starts(range(3)).tolist() == [0, 0, 0]
+    assert SequentialWindows().bind(**size).num_samples == 1
 
 
 def test_two_windows_come_in_both_orders():
     size = {"num_tokens": 30, "seq_len": 10}
     plan = ShuffledEpochs(seed=6)
-    assert plan.windows_per_epoch(**size) == 2
+    assert windows_per_epoch(**size) == 2
     assert {order(plan, epoch, **size) for epoch in range(30)} == {(0, 1), (1, 0)}
 
 
 def test_an_epoch_of_the_real_data_is_right_past_sample_10_to_the_12():
     plan = ShuffledEpochs(seed=7)
-    n = plan.windows_per_epoch(**FINEWEB)
+    n = windows_per_epoch(**FINEWEB)
     assert n == 10_248_871_837 // 1024 - 1
     epoch = 10**12 // n + 1
     places = np.unique(np.random.default_rng(0).integers(0, n, 100_000))
-    starts = plan.starts(epoch * n + places, **FINEWEB)
+    starts = plan.bind(**FINEWEB).window_starts(epoch * n + places)
     assert np.unique(starts).size == places.size
     assert np.unique(starts % 1024).size == 1
     assert starts.min() >= 0
     assert 2**33 < starts.max() <= FINEWEB["num_tokens"] - 1025
     assert_uniform(np.bincount(starts // 1024 * 64 // n, minlength=65)[:64])
     # Its samples are those of its own epoch: the one before and the one after have other phases.
-    edges = plan.starts([epoch * n - 1, epoch * n, epoch * n + n - 1, epoch * n + n], **FINEWEB)
+    edges = plan.bind(**FINEWEB).window_starts(
+        [epoch * n - 1, epoch * n, epoch * n + n - 1, epoch * n + n]
+    )
     inside = (edges - starts[0]) % 1024 == 0
     assert inside.tolist() == [False, True, True, False]
 
@@ -309,28 +323,28 @@ def test_an_epoch_of_the_real_data_is_right_past_sample_10_to_the_12():
 def test_num_epochs_ends_the_plan():
     size = {"num_tokens": 96, "seq_len": 10}
     plan = ShuffledEpochs(seed=0, num_epochs=3)
-    assert plan.num_samples(**size) == 24
-    assert plan.starts([23], **size).shape == (1,)
+    assert plan.bind(**size).num_samples == 24
+    assert plan.bind(**size).window_starts([23]).shape == (1,)
     with pytest.raises(ValueError, match=r"sample 24 is past the end: 3 epochs of 8 windows"):
-        plan.starts([24], **size)
+        plan.bind(**size).window_starts([24])
     with pytest.raises(ValueError, match=r"sample 1000 is past the end"):
-        plan.starts([3, 1000, 4], **size)
+        plan.bind(**size).window_starts([3, 1000, 4])
 
 
 def test_without_num_epochs_the_plan_does_not_end():
     plan = ShuffledEpochs(seed=0)
-    assert plan.num_samples(num_tokens=96, seq_len=10) is None
-    assert plan.starts([2**62], num_tokens=96, seq_len=10).shape == (1,)
+    assert plan.bind(96, 10).num_samples is None
+    assert plan.bind(96, 10).window_starts([2**62]).shape == (1,)
 
 
 def test_num_epochs_takes_no_part_in_the_order_or_the_name():
     size = {"num_tokens": 96, "seq_len": 10}
     endless, ending = ShuffledEpochs(seed=9), ShuffledEpochs(seed=9, num_epochs=5)
     np.testing.assert_array_equal(
-        ending.starts(range(40), **size), endless.starts(range(40), **size)
+        ending.bind(**size).window_starts(range(40)), endless.bind(**size).window_starts(range(40))
     )
-    assert ending.sequence_name() == endless.sequence_name()
-    assert ending.sequence_name() != ShuffledEpochs(seed=8, num_epochs=5).sequence_name()
+    assert ending.bind(**size).key(16) == endless.bind(**size).key(16)
+    assert ending.bind(**size).key(16) != ShuffledEpochs(8, num_epochs=5).bind(**size).key(16)
 
 
 # SequentialWindows
@@ -339,10 +353,10 @@ def test_num_epochs_takes_no_part_in_the_order_or_the_name():
 @given(size=st.one_of(small_sizes), padding=st.integers(0, 20))
 def test_sequential_windows_count_every_target_exactly_once(size, padding):
     plan, seq_len = SequentialWindows(), size["seq_len"]
-    num_samples = plan.num_samples(**size)
+    num_samples = plan.bind(**size).num_samples
     samples = np.arange(num_samples + padding)
-    starts = plan.starts(samples, **size)
-    new = plan.new_targets(samples, **size)
+    starts = plan.bind(**size).window_starts(samples)
+    new = plan.bind(**size).valid_targets(samples)
     assert new.dtype == np.int64
     targets = Counter()
     for start, count in zip(starts.tolist(), new.tolist(), strict=True):
@@ -356,34 +370,34 @@ def test_sequential_windows_count_every_target_exactly_once(size, padding):
 def test_sequential_windows_go_in_file_order_and_end_with_the_data():
     size = {"num_tokens": 25, "seq_len": 10}
     plan = SequentialWindows()
-    assert plan.num_samples(**size) == 3
-    assert plan.starts(range(3), **size).tolist() == [0, 10, 14]
-    assert plan.new_targets(range(3), **size).tolist() == [10, 10, 4]
+    assert plan.bind(**size).num_samples == 3
+    assert plan.bind(**size).window_starts(range(3)).tolist() == [0, 10, 14]
+    assert plan.bind(**size).valid_targets(range(3)).tolist() == [10, 10, 4]
 
 
 def test_sequential_windows_repeat_the_last_one_past_the_end_with_no_new_target():
     size = {"num_tokens": 25, "seq_len": 10}
     plan = SequentialWindows()
-    assert plan.starts([2, 3, 10**12], **size).tolist() == [14, 14, 14]
-    assert plan.new_targets([2, 3, 10**12], **size).tolist() == [4, 0, 0]
+    assert plan.bind(**size).window_starts([2, 3, 10**12]).tolist() == [14, 14, 14]
+    assert plan.bind(**size).valid_targets([2, 3, 10**12]).tolist() == [4, 0, 0]
 
 
 def test_sequential_windows_that_fit_exactly_hide_nothing():
     size = {"num_tokens": 31, "seq_len": 10}
     plan = SequentialWindows()
-    assert plan.num_samples(**size) == 3
-    assert plan.starts(range(3), **size).tolist() == [0, 10, 20]
-    assert plan.new_targets(range(3), **size).tolist() == [10, 10, 10]
+    assert plan.bind(**size).num_samples == 3
+    assert plan.bind(**size).window_starts(range(3)).tolist() == [0, 10, 20]
+    assert plan.bind(**size).valid_targets(range(3)).tolist() == [10, 10, 10]
 
 
 def test_sequential_windows_pass_32_bits():
     size = {"num_tokens": 2**44, "seq_len": 1024}
     plan = SequentialWindows()
-    assert plan.num_samples(**size) == 2**34
+    assert plan.bind(**size).num_samples == 2**34
     samples = [2**34 - 2, 2**34 - 1, 2**34]
     last = 2**44 - 1025
-    assert plan.starts(samples, **size).tolist() == [2**44 - 2048, last, last]
-    assert plan.new_targets(samples, **size).tolist() == [1024, 1023, 0]
+    assert plan.bind(**size).window_starts(samples).tolist() == [2**44 - 2048, last, last]
+    assert plan.bind(**size).valid_targets(samples).tolist() == [1024, 1023, 0]
 
 
 # Errors
@@ -404,19 +418,19 @@ def test_a_seed_out_of_range_is_refused(plan, seed):
     [(1.5, "1.5 is of type float"), ("7", "'7' is of type str"), (None, "NoneType")],
 )
 def test_a_seed_that_is_no_integer_is_refused(plan, seed, named):
-    with pytest.raises(TypeError, match=rf"^{plan.__name__}: seed=.*{named}.*must be an integer"):
+    with pytest.raises(TypeError, match=rf"^{plan.__name__}: seed=.*{named}.*expected an integer"):
         plan(seed=seed)
 
 
 @pytest.mark.parametrize("plan", SEEDED)
 def test_the_extreme_seeds_are_allowed(plan):
     for seed in (0, 2**64 - 1, np.uint64(2**64 - 1)):
-        assert plan(seed=seed).starts([0], num_tokens=100, seq_len=10).shape == (1,)
+        assert plan(seed=seed).bind(100, 10).window_starts([0]).shape == (1,)
 
 
 @pytest.mark.parametrize("num_epochs", [0, -1])
 def test_num_epochs_below_one_is_refused(num_epochs):
-    with pytest.raises(ValueError, match=f"num_epochs={num_epochs}; it must be 1 or more"):
+    with pytest.raises(ValueError, match=f"num_epochs={num_epochs}; expected 1 or more"):
         ShuffledEpochs(seed=0, num_epochs=num_epochs)
 
 
@@ -432,12 +446,12 @@ def test_num_epochs_that_is_no_integer_is_refused(num_epochs):
 class TestEveryPlan:
     def test_refuses_a_negative_sample(self, plan):
         with pytest.raises(ValueError, match="sample -3 is negative; samples are counted from 0"):
-            plan.starts([5, -3, 2], num_tokens=100, seq_len=10)
+            plan.bind(100, 10).window_starts([5, -3, 2])
 
     def test_refuses_samples_that_are_no_integers(self, plan):
         # Not rounded down in silence.
         with pytest.raises((TypeError, ValueError)):
-            plan.starts([0.5], num_tokens=100, seq_len=10)
+            plan.bind(100, 10).window_starts([0.5])
 
     def test_refuses_less_than_one_window(self, plan):
         message = (
@@ -445,38 +459,132 @@ class TestEveryPlan:
             r"use a seq_len of at most 999, or more data$"
         )
         with pytest.raises(ValueError, match=message):
-            plan.starts([0], num_tokens=1000, seq_len=2048)
+            plan.bind(1000, 2048).window_starts([0])
         with pytest.raises(ValueError, match="10 tokens are fewer"):
-            plan.starts([0], num_tokens=10, seq_len=10)
-        assert plan.starts([0], num_tokens=11, seq_len=10).tolist() == [0]
+            plan.bind(10, 10).window_starts([0])
+        assert plan.bind(11, 10).window_starts([0]).tolist() == [0]
 
 
 @pytest.mark.parametrize("plan", [ShuffledEpochs(seed=1, num_epochs=2), SequentialWindows()])
-def test_counting_the_samples_of_less_than_one_window_is_refused(plan):
+def test_binding_to_less_than_one_window_is_refused(plan):
     with pytest.raises(
         ValueError, match=r"10 tokens are fewer than one window of seq_len \+ 1 = 11"
     ):
-        plan.num_samples(num_tokens=10, seq_len=10)
+        plan.bind(10, 10)
 
 
 @pytest.mark.parametrize("kind", [np.uint64, np.int64, np.int32, np.uint16])
 def test_sizes_may_be_integers_of_numpy(kind):
     for plan in (RandomWindows(0), ShuffledEpochs(0), SequentialWindows()):
-        expected = plan.starts(range(20), num_tokens=30_000, seq_len=10)
-        found = plan.starts(range(20), num_tokens=kind(30_000), seq_len=kind(10))
+        expected = plan.bind(30_000, 10).window_starts(range(20))
+        found = plan.bind(kind(30_000), kind(10)).window_starts(range(20))
         np.testing.assert_array_equal(found, expected, strict=True)
-    assert ShuffledEpochs(0, kind(300)).num_samples(
-        num_tokens=10_248_871_837, seq_len=kind(1024)
-    ) == 300 * (10_248_871_837 // 1024 - 1)
+    bound = ShuffledEpochs(0, kind(300)).bind(10_248_871_837, kind(1024))
+    assert bound.num_samples == 300 * (10_248_871_837 // 1024 - 1)
 
 
 @pytest.mark.parametrize("plan", [RandomWindows(0), ShuffledEpochs(0), SequentialWindows()])
 @pytest.mark.parametrize("seq_len", [0, -3])
 def test_a_window_without_inputs_is_an_error(plan, seq_len):
-    with pytest.raises(ValueError, match=f"seq_len={seq_len}; needed is 1 or more"):
-        plan.starts([0], num_tokens=10, seq_len=seq_len)
+    with pytest.raises(ValueError, match=f"seq_len={seq_len}; expected 1 or more"):
+        plan.bind(10, seq_len).window_starts([0])
 
 
 def test_a_fraction_of_epochs_is_an_error():
-    with pytest.raises(TypeError, match=r"num_epochs=2\.0; it must be an integer, or None"):
+    with pytest.raises(TypeError, match=r"num_epochs=2\.0; expected an integer, or None"):
         ShuffledEpochs(0, num_epochs=2.0)
+
+
+# Plans of one's own
+
+
+class EveryTenth(Plan):
+    def bind(self, num_tokens, seq_len):
+        return BoundEveryTenth(num_tokens, seq_len)
+
+
+@dataclasses.dataclass
+class BoundEveryTenth(BoundPlan):
+    num_tokens: int
+    seq_len: int
+    num_samples = None
+
+    def window_starts(self, samples):
+        return samples * 10 % (self.num_tokens - self.seq_len)
+
+    def key(self, until_sample):
+        return "EveryTenth()"
+
+
+def test_a_plan_of_ones_own_implements_bind_and_three_names_of_the_bound_plan():
+    bound = EveryTenth().bind(100, 9)
+    assert bound.window_starts(np.arange(3)).tolist() == [0, 10, 20]
+    assert bound.valid_targets(np.arange(3)) is None
+
+
+@pytest.mark.parametrize("missing", ["num_samples", "window_starts", "key"])
+def test_a_bound_plan_without_one_of_them_is_a_type_error(missing):
+    own = {name: value for name, value in vars(BoundEveryTenth).items() if not name.startswith("_")}
+    del own[missing]
+    with pytest.raises(TypeError, match=f"abstract .*{missing}"):
+        type("Incomplete", (BoundPlan,), own)()
+
+
+def test_a_plan_without_bind_is_a_type_error():
+    with pytest.raises(TypeError, match=r"abstract method.* bind"):
+        type("Incomplete", (Plan,), {})()
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [
+        ("num_sampels", "num_samples"),
+        ("windows_starts", "window_starts"),
+        ("valid_target", "valid_targets"),
+        ("valid_tragets", "valid_targets"),
+    ],
+)
+def test_a_mistyped_method_of_a_bound_plan_is_a_type_error_that_says_what_was_meant(
+    mistyped, meant
+):
+    message = f"Mistyped.{mistyped} is no method of tokenloader.BoundPlan; did you mean {meant}?"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        type("Mistyped", (BoundEveryTenth,), {mistyped: lambda self, samples: samples})
+
+
+def test_a_mistyped_bind_is_a_type_error():
+    with pytest.raises(TypeError, match=r"Mistyped.binds is no method.*did you mean bind"):
+        type("Mistyped", (Plan,), {"binds": lambda self, num_tokens, seq_len: None})
+
+
+def test_names_that_resemble_none_are_ones_own():
+    type("Fine", (BoundEveryTenth,), {"stride": 10, "_valid_target": None, "seed": 3})
+
+
+@pytest.mark.parametrize("plan", [None, "ShuffledEpochs", ShuffledEpochs, object()])
+def test_what_is_no_plan_is_a_type_error(plan):
+    with pytest.raises(TypeError, match=r"expected an instance of tokenloader\.Plan") as caught:
+        checked_plan(plan)
+    assert repr(plan) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("starts", "found"),
+    [
+        (np.zeros(3), "float64[3]"),
+        (np.zeros(2, int), "int64[2]"),
+        (np.zeros((3, 1), int), "[3, 1]"),
+    ],
+)
+def test_starts_that_are_not_one_integer_a_sample_are_an_error(starts, found):
+    bound = type("Odd", (BoundEveryTenth,), {"window_starts": lambda self, samples: starts})(9, 2)
+    with pytest.raises(ValueError, match="window_starts returned") as caught:
+        checked_window_starts(bound, np.arange(3))
+    assert f"{found} for 3 samples; expected one integer for each sample" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [RandomWindows, ShuffledEpochs, SequentialWindows, Plan, BoundPlan]
+)
+def test_plans_call_tokenloader_their_module(kind):
+    assert kind.__module__ == "tokenloader"

@@ -5,15 +5,21 @@ into inputs and targets and widening to int32 there, under jit, moves a quarter 
 two int32 arrays would.
 """
 
-from __future__ import annotations
+# Annotations are values here, so that typing.get_type_hints finds Batch's types wherever it is.
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+T = TypeVar("T")
+
+# From a block, integers [batch_size, seq_len + 1] on the device, to any pytree; traced under jit.
+Transform = Callable[[jax.Array], T]
 
 
 class Batch(NamedTuple):
@@ -22,8 +28,8 @@ class Batch(NamedTuple):
     Attributes:
         inputs: int32 [B, T], token ids.
         targets: int32 [B, T], the token after each input.
-        loss_mask: bool [B, T], False where a target must not count; None where all of them count. It
-            is there in every batch or in none, so that the train step is traced once.
+        loss_mask: bool [B, T], False where a target must not count; None where all of them count. Every
+            batch of a run has it or none has, so that the train step is traced once.
         segment_ids: int32 [B, T], which document of its row an input belongs to, counted from 1 (0 is
             padding by convention, and there is none), or None.
         positions: int32 [B, T], position within the document, or within the row for the document it
@@ -38,7 +44,7 @@ class Batch(NamedTuple):
 
 
 def next_token(block: jax.Array) -> Batch:
-    """Inputs, and as targets the tokens that follow: int32 [B, T] of a block [B, T + 1].
+    """Makes inputs, and as targets the tokens that follow: int32 [B, T] of a block [B, T + 1].
 
     Example:
         >>> next_token(jnp.array([[5, 6, 7]], jnp.uint16)).targets
@@ -48,24 +54,27 @@ def next_token(block: jax.Array) -> Batch:
 
 
 class Before(NamedTuple):
-    """What lies before some columns of a batch; numbers of rows are int32 [B, 1], or 0 for all."""
+    """What lies to the left of some columns of a batch: int32 [B, 1], or 0 for all rows."""
 
     num_columns: jax.Array | int
-    num_ends: jax.Array | int  # of a row's documents, up to there
-    last_begin: jax.Array | int  # the column after the last of them, or 0
+    num_ends: jax.Array | int  # documents that end there
+    last_begin: jax.Array | int  # the column after the last end, or 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SegmentDocuments:
-    """A value and not a closure, so that loaders with the same one share its compiled code."""
+    """The transform that `segment_documents` returns; one object for one eos_id."""
 
     eos_id: int
 
     def __call__(self, block: jax.Array) -> Batch:
-        return self.of(next_token(block), Before(0, 0, 0))
+        return self.segment(next_token(block), Before(0, 0, 0))
 
-    def of(self, batch: Batch, before: Before) -> Batch:
-        """The batch with its documents, where its columns come after others of the same rows."""
+    def __reduce__(self) -> tuple[Callable[[int], "SegmentDocuments"], tuple[int]]:
+        return segment_documents, (self.eos_id,)
+
+    def segment(self, batch: Batch, before: Before) -> Batch:
+        """Returns a batch with its documents, where its columns come after others of the same rows."""
         ends = batch.inputs == self.eos_id
         column = before.num_columns + jax.lax.broadcasted_iota(jnp.int32, ends.shape, 1)
         # A document begins in the column after an end of text; a running maximum carries its column
@@ -79,8 +88,8 @@ class SegmentDocuments:
         )
 
 
-def segment_documents(eos_id: int) -> Callable[[jax.Array], Batch]:
-    """A transform for windows that hold several documents, each ended by the token eos_id.
+def segment_documents(eos_id: int) -> SegmentDocuments:
+    """Makes a transform for windows that hold several documents, each ended by the token eos_id.
 
     Beside inputs and targets it gives segment_ids and positions, which restart after each end of
     text, and a loss_mask that hides the targets across a document's end: where the input is
@@ -100,19 +109,28 @@ def segment_documents(eos_id: int) -> Callable[[jax.Array], Batch]:
         >>> batch.loss_mask
         Array([[ True, False,  True,  True]], dtype=bool)
     """
-    return SegmentDocuments(operator.index(eos_id))
+    return _segment_documents(operator.index(eos_id))
 
 
-def hide_seen_targets(
-    batch: Batch, new_targets: jax.Array, seq_len: int, num_columns_before: jax.Array | int = 0
+@functools.cache  # loaders with the same one share its compiled code
+def _segment_documents(eos_id: int) -> SegmentDocuments:
+    return SegmentDocuments(eos_id)
+
+
+def mask_repeated_targets(
+    batch: Batch, valid_targets: jax.Array, seq_len: int, num_columns_before: jax.Array | int = 0
 ) -> Batch:
-    """The batch with all but the last new_targets[i, 0] targets of row i hidden by its loss_mask.
+    """Returns a batch whose loss_mask leaves only the last valid_targets[i, 0] targets of row i.
 
     Args:
-        new_targets: int32 [B, 1].
+        valid_targets: int32 [B, 1].
         seq_len: targets in a whole row.
-        num_columns_before: of the row, where the batch begins behind them.
+        num_columns_before: columns of the row to the left of the batch.
     """
     column = num_columns_before + jax.lax.broadcasted_iota(jnp.int32, batch.targets.shape, 1)
-    new = column >= seq_len - new_targets
+    new = column >= seq_len - valid_targets
     return batch._replace(loss_mask=new if batch.loss_mask is None else batch.loss_mask & new)
+
+
+# As users import them, so that files may move.
+Batch.__module__ = next_token.__module__ = segment_documents.__module__ = "tokenloader"

@@ -1,7 +1,7 @@
-"""Split sequences: the transforms on blocks whose rows are cut into pieces, one to a shard.
+"""Split sequences: the transforms on blocks whose rows are split over devices.
 
 Each device has `seq_len / n` tokens of a row and the one that follows them, so inputs and targets
-need no other device. What a position owes to the tokens before its piece (documents) crosses in one
+need no other device. What a position owes to the tokens before its shard (documents) crosses in one
 all-gather of two numbers a row.
 """
 
@@ -14,13 +14,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from tokenloader.batches.batch import Batch, Before, SegmentDocuments, hide_seen_targets, next_token
+from tokenloader.batches.batch import (
+    Batch,
+    Before,
+    SegmentDocuments,
+    mask_repeated_targets,
+    next_token,
+)
 
 
-def on_pieces(
+def on_shards(
     transform: Callable[[jax.Array], Batch], mesh: Mesh, spec: tuple[Any, Any], seq_len: int
 ) -> Callable[..., Batch]:
-    """next_token or segment_documents for blocks whose rows are cut, making batches that are cut likewise.
+    """Returns next_token or segment_documents for blocks whose rows are split; batches are split likewise.
 
     Returns:
         A function of a block [B, n * (T / n + 1)] and, if the plan hides targets, of how many count in
@@ -29,33 +35,33 @@ def on_pieces(
     rows, columns = spec
     split, whole = PartitionSpec(rows, columns), PartitionSpec(rows)
 
-    def of_piece(piece: jax.Array, *new_targets: jax.Array) -> Batch:
-        batch = next_token(piece)
+    def make_shard(shard: jax.Array, *valid_targets: jax.Array) -> Batch:
+        batch = next_token(shard)
         before = jax.lax.axis_index(columns) * batch.inputs.shape[1]
         if isinstance(transform, SegmentDocuments):
             ends = batch.inputs == transform.eos_id
-            batch = transform.of(batch, _before(ends, before, columns))
-        for counts in new_targets:
-            batch = hide_seen_targets(batch, counts, seq_len, before)
+            batch = transform.segment(batch, _before(ends, before, columns))
+        for counts in valid_targets:
+            batch = mask_repeated_targets(batch, counts, seq_len, before)
         return batch
 
-    def of_block(block: jax.Array, *new_targets: jax.Array) -> Batch:
-        in_specs = (split, *(whole for _ in new_targets))
-        of_pieces = jax.shard_map(of_piece, mesh=mesh, in_specs=in_specs, out_specs=split)
-        batch: Batch = of_pieces(block, *new_targets)
+    def make_batch(block: jax.Array, *valid_targets: jax.Array) -> Batch:
+        in_specs = (split, *(whole for _ in valid_targets))
+        make_shards = jax.shard_map(make_shard, mesh=mesh, in_specs=in_specs, out_specs=split)
+        batch: Batch = make_shards(block, *valid_targets)
         return batch
 
-    return of_block
+    return make_batch
 
 
-def on_whole(
+def on_whole_rows(
     transform: Callable[[jax.Array], Any], mesh: Mesh, spec: tuple[Any, Any]
 ) -> Callable[..., Any]:
-    """A user's transform, which is given whole blocks [B, T + 1]: every shard of a row then holds it."""
+    """Returns a user's transform for blocks whose rows are split: it is given whole ones, [B, T + 1]."""
     rows, columns = spec
     # All shards of a row come to the same, which the type of an all-gather does not say.
     join: Callable[[jax.Array], jax.Array] = jax.shard_map(
-        lambda piece: _join(piece, columns),
+        lambda shard: _join(shard, columns),
         mesh=mesh,
         in_specs=PartitionSpec(rows, columns),
         out_specs=PartitionSpec(rows),
@@ -65,19 +71,17 @@ def on_whole(
 
 
 def _before(ends: jax.Array, num_columns: jax.Array, columns: Any) -> Before:
-    """What the pieces to the left of this one have to say, gathered from all."""
+    """Returns the ends of documents to the left of this shard, gathered from all shards."""
     column = num_columns + jax.lax.broadcasted_iota(jnp.int32, ends.shape, 1)
     num_ends = ends.sum(axis=1, keepdims=True, dtype=jnp.int32)
     begin = jnp.where(ends, column + 1, 0).max(axis=1, keepdims=True)
-    of_all = jax.lax.all_gather(jnp.stack([num_ends, begin]), columns)  # [n, 2, B, 1]
-    is_left = jnp.arange(of_all.shape[0]) < jax.lax.axis_index(columns)
-    of_left = jnp.where(is_left[:, None, None, None], of_all, 0)
-    return Before(
-        num_columns, of_left[:, 0].sum(axis=0, dtype=jnp.int32), of_left[:, 1].max(axis=0)
-    )
+    everywhere = jax.lax.all_gather(jnp.stack([num_ends, begin]), columns)  # [n, 2, B, 1]
+    is_left = jnp.arange(everywhere.shape[0]) < jax.lax.axis_index(columns)
+    left = jnp.where(is_left[:, None, None, None], everywhere, 0)
+    return Before(num_columns, left[:, 0].sum(axis=0, dtype=jnp.int32), left[:, 1].max(axis=0))
 
 
-def _join(piece: jax.Array, columns: Any) -> jax.Array:
-    pieces = jax.lax.all_gather(piece, columns, axis=1)  # [B, n, T / n + 1]
-    inputs = pieces[:, :, :-1].reshape(piece.shape[0], -1)
-    return jnp.concatenate([inputs, pieces[:, -1, -1:]], axis=1)
+def _join(shard: jax.Array, columns: Any) -> jax.Array:
+    shards = jax.lax.all_gather(shard, columns, axis=1)  # [B, n, T / n + 1]
+    inputs = shards[:, :, :-1].reshape(shard.shape[0], -1)
+    return jnp.concatenate([inputs, shards[:, -1, -1:]], axis=1)

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -19,7 +20,7 @@ from tokenloader.check.info import cached_share, extents_of
 from tokenloader.formats.extent import Extent
 from tokenloader.loader.stats import LoaderStats
 from tokenloader.loader.token_loader import TokenLoader
-from tokenloader.plans.plan import RandomWindows
+from tokenloader.plans.random_windows import RandomWindows
 from tokenloader.storage.ram import open_file
 from tokenloader.tokens.token_array import TokenArray
 from tokenloader.tokens.writing import blocks
@@ -125,7 +126,7 @@ def drop_from_cache(extents: list[Extent]) -> str | None:
     return None
 
 
-def _measure(loader: TokenLoader, seconds: float, most: int | None, *, cold: bool) -> Speed:
+def _measure(loader: TokenLoader[Any], seconds: float, most: int | None, *, cold: bool) -> Speed:
     began = time.perf_counter()
     for batch in loader:
         jax.block_until_ready(batch)

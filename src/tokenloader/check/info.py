@@ -10,7 +10,7 @@ import numpy as np
 
 from tokenloader.formats.extent import Extent
 from tokenloader.formats.safetensors import read_tensors
-from tokenloader.plans.plan import ShuffledEpochs
+from tokenloader.plans.shuffled_epochs import ShuffledEpochs
 from tokenloader.storage.kernel_advice import CACHE_IS_TOLD, PAGE, num_cached
 from tokenloader.storage.ram import map_read_only
 from tokenloader.tokens.token_array import TokenArray
@@ -65,7 +65,7 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
     """What can be told of tokens without reading them."""
     windows = None
     if len(tokens) > seq_len:
-        windows = ShuffledEpochs(seed=0).windows_per_epoch(num_tokens=len(tokens), seq_len=seq_len)
+        windows = ShuffledEpochs(seed=0, num_epochs=1).bind(len(tokens), seq_len).num_samples
     extents = extents_of(tokens)
     share, sampled = cached_share(extents)
     return Info(

@@ -1,7 +1,7 @@
-"""Agreement: the processes of a run find out at once, all of them, when they were not given the same.
+"""Agreement: all processes of a run learn at once when one of them was given something else.
 
-Each describes what it was given. A hash of that is gathered from all, in one small collective on the
-caller's thread; only where hashes differ the descriptions are gathered too, so that every process
+Each process describes what it was given. A hash of that is gathered from all, in one small collective on
+the caller's thread; only where hashes differ the descriptions are gathered too, so that every process
 raises the same error.
 """
 
@@ -19,28 +19,28 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from tokenloader.loader.sharding import processes_in_words, under
+from tokenloader.loader.sharding import mesh_context, processes_in_words
 
 
 @contextmanager
-def all_have_the_same(what: str, of_all: bool) -> Iterator[dict[str, Any]]:
-    """Compares what the processes were given: at its end each waits until all are there.
+def check_same_across_processes(what: str, enabled: bool) -> Iterator[dict[str, Any]]:
+    """Compares what the processes were given: at the end of the block each waits until all are there.
 
-    An error inside is compared too: what one process alone refuses must not leave the others waiting.
+    An error in the block is compared too: what one process alone refuses must not leave the others waiting.
 
     Args:
-        what: is compared, in words, for the error.
-        of_all: False, where it is this process's own affair, neither waits nor compares.
+        what: a name of what is compared, for the error.
+        enabled: False neither waits nor compares: what was given is this process's own affair.
 
     Yields:
-        A dict to put it into: JSON-able, by name.
+        A dict to fill with what is compared: JSON-able values by name.
 
     Raises:
         ValueError: on every process, if one has something else or an error: which differ, and in what.
-        Exception: what was raised inside, if every process raised something.
+        Exception: what was raised in the block, if every process raised something.
     """
     given: dict[str, Any] = {}
-    if not of_all:
+    if not enabled:
         yield given
         return
     raised: Exception | None = None
@@ -57,23 +57,24 @@ def all_have_the_same(what: str, of_all: bool) -> Iterator[dict[str, Any]]:
 def _compare(given: dict[str, Any], what: str, raised: Exception | None) -> None:
     text = json.dumps(given, sort_keys=True).encode()
     size_and_hash = len(text).to_bytes(8, "little") + hashlib.blake2b(text, digest_size=16).digest()
-    of_all = _gather(np.frombuffer(size_and_hash, np.uint8))
-    if not (of_all == of_all[0]).all():
-        longest = int(of_all[:, :8].copy().view("<u8").max())
+    hashes = _gather(np.frombuffer(size_and_hash, np.uint8))
+    if not (hashes == hashes[0]).all():
+        longest = int(hashes[:, :8].copy().view("<u8").max())
         padded = np.frombuffer(text.ljust(longest), np.uint8)
         described = [json.loads(bytes(row)) for row in _gather(padded)]
         if not all("error" in each for each in described):
-            raise ValueError(_differences(described, what)) from raised
+            raise ValueError(differences_in_words(described, what)) from raised
     if raised is not None:
         raise raised
 
 
-def _differences(of_all: list[dict[str, Any]], what: str) -> str:
+def differences_in_words(described: list[dict[str, Any]], what: str) -> str:
+    """Returns the error's text: for each name that differs, which processes have which value."""
     lines = []
-    failed = any("error" in given for given in of_all)
-    for name in ["error"] if failed else of_all[0]:
+    failed = any("error" in given for given in described)
+    for name in ["error"] if failed else described[0]:
         holders: dict[str, list[int]] = {}
-        for process, given in enumerate(of_all):
+        for process, given in enumerate(described):
             holders.setdefault(str(given.get(name, "none")), []).append(process)
         if len(holders) > 1:
             lines.append(
@@ -86,7 +87,7 @@ def _differences(of_all: list[dict[str, Any]], what: str) -> str:
 
 
 def _gather(row: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The row of every process: uint8 [num_processes, n]."""
+    """Returns the row of every process: uint8 [num_processes, n]."""
     # A mesh of its own, which does not depend on what the processes may differ in.
     first: dict[int, Any] = {}
     devices: list[Any] = jax.devices()
@@ -97,7 +98,7 @@ def _gather(row: NDArray[np.uint8]) -> NDArray[np.uint8]:
     shape = (len(first), len(row))
     split = NamedSharding(mesh, PartitionSpec("process"))
     rows = jax.make_array_from_single_device_arrays(shape, split, [mine])
-    with under(mesh):
+    with mesh_context(mesh):
         gathered = _replicated(mesh)(rows)
     found: NDArray[np.uint8] = jax.device_get(gathered.addressable_data(0))
     return found

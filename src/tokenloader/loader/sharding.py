@@ -1,7 +1,7 @@
 """Placement: which rows and columns of a batch each device holds, resolved once for a loader.
 
-A sequence that is split over devices is cut into pieces that overlap by one token, the halo: the last
-target of a piece is the first input of the next. So a block has a column more for each piece, every
+A sequence that is split over devices is cut into shards that overlap by one token, the halo: the last
+target of a shard is the first input of the next. So a block has a column more for each shard, every
 device shifts its own, and nothing is sent twice.
 """
 
@@ -22,18 +22,18 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one or more devices of this process hold of every block: some rows, one cut of each.
+class LocalShard:
+    """What one or more devices of this process hold of every block: some rows, one shard of each.
 
     Args:
         begin, end: positions in `Placement.rows`.
-        cut: which of the pieces of a sequence.
-        devices: that hold it.
+        seq_shard: which shard of the sequences, from 0.
+        devices: the devices that hold it.
     """
 
     begin: int
     end: int
-    cut: int
+    seq_shard: int
     devices: tuple[jax.Device, ...]
 
 
@@ -42,29 +42,34 @@ class Placement:
     """Where batches [batch_size, seq_len] go. Compared by its fields, so that it may be a key.
 
     Args:
-        sharding: of a batch.
+        sharding: how a batch lies on its devices.
         batch_size: rows of the global batch.
         seq_len: inputs in a row.
-        num_cuts: pieces that each sequence is split into; 1 keeps sequences whole.
+        num_seq_shards: shards that each sequence is split into; 1 keeps sequences whole.
     """
 
     sharding: Sharding
     batch_size: int
     seq_len: int
-    num_cuts: int
+    num_seq_shards: int
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether all devices are this process's."""
+        return self.sharding.is_fully_addressable
 
     @property
-    def cut_len(self) -> int:
-        """Inputs in a piece of a sequence."""
-        return self.seq_len // self.num_cuts
+    def shard_len(self) -> int:
+        """Inputs in a shard of a sequence."""
+        return self.seq_len // self.num_seq_shards
 
     @property
-    def window(self) -> int:
-        """Tokens that are gathered at a time: a piece of a sequence and its halo."""
-        return self.cut_len + 1
+    def window_len(self) -> int:
+        """Tokens that are gathered at a time: a shard of a sequence and its halo."""
+        return self.shard_len + 1
 
     @property
-    def cuts(self) -> bool:
+    def splits_sequence(self) -> bool:
         """Whether mesh axes are named for sequences, of size 1 perhaps."""
         return isinstance(self.sharding, NamedSharding) and self.spec[1] is not None
 
@@ -82,80 +87,63 @@ class Placement:
 
     @property
     def spec(self) -> tuple[Any, Any]:
-        """Which mesh axes split rows and sequences; of a NamedSharding."""
+        """Which mesh axes split rows and sequences. NamedShardings have it."""
         assert isinstance(self.sharding, NamedSharding)
         rows, columns, *_ = (*self.sharding.spec, None, None)
         return rows, columns
 
     def shardings(self, num_steps: int) -> tuple[Sharding, Sharding]:
-        """Of a block, [batch_size, columns], and of numbers for its rows, [batch_size, 1].
+        """Returns the shardings of a block [batch_size, columns] and of row counts [batch_size, 1].
 
-        With a first axis more, that is not split, where num_steps is more than 1.
+        Where num_steps is more than 1, both have a first axis more, which is not split.
         """
-        return self._of_one if num_steps == 1 else self._of_several
+        return self._shardings_of_one if num_steps == 1 else self._shardings_of_several
 
     @cached_property
-    def _of_one(self) -> tuple[Sharding, Sharding]:
-        if not self.cuts:
+    def _shardings_of_one(self) -> tuple[Sharding, Sharding]:
+        if not self.splits_sequence:
             return self.sharding, self.sharding
         return self.sharding, _with_spec(self.sharding, self.spec[0])
 
     @cached_property
-    def _of_several(self) -> tuple[Sharding, Sharding]:
+    def _shardings_of_several(self) -> tuple[Sharding, Sharding]:
         if isinstance(self.sharding, SingleDeviceSharding):
             return self.sharding, self.sharding
         rows, columns = self.spec
         return _with_spec(self.sharding, None, rows, columns), _with_spec(self.sharding, None, rows)
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """What this process's devices hold, in the order of rows and cuts."""
+    def local_shards(self) -> tuple[LocalShard, ...]:
+        """What this process's devices hold, in the order of rows and shards of a sequence."""
         holders: dict[tuple[int, int, int], list[jax.Device]] = {}
-        for device, (rows, columns) in self._held().items():
+        for device, (rows, columns) in self._local_slices().items():
             begin, end, _ = rows.indices(self.batch_size)
-            holders.setdefault((begin, end, (columns.start or 0) // self.cut_len), []).append(
-                device
-            )
+            held = (begin, end, (columns.start or 0) // self.shard_len)
+            holders.setdefault(held, []).append(device)
         # The row ranges are equal or disjoint: positions are counted in those that are here.
         ranges = sorted({(begin, end) for begin, end, _ in holders})
         positions = np.cumsum([0, *(end - begin for begin, end in ranges)]).tolist()
         at = dict(zip(ranges, positions[:-1], strict=True))
         return tuple(
-            Piece(at[begin, end], at[begin, end] + end - begin, cut, tuple(devices))
-            for (begin, end, cut), devices in sorted(holders.items(), key=lambda item: item[0])
+            LocalShard(at[begin, end], at[begin, end] + end - begin, shard, tuple(devices))
+            for (begin, end, shard), devices in sorted(holders.items(), key=lambda item: item[0])
         )
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
         """Rows of the global batch that this process's devices hold, [n], ascending."""
-        ranges = {rows.indices(self.batch_size)[:2] for rows, _ in self._held().values()}
+        ranges = {rows.indices(self.batch_size)[:2] for rows, _ in self._local_slices().values()}
         return np.concatenate([np.arange(*ends, dtype=np.int64) for ends in sorted(ranges)])
 
-    def windows(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the tokens to gather begin, `window` of them each.
-
-        Args:
-            starts: int64 [num_steps, n], of the windows of `rows`.
-
-        Returns:
-            int64 [m]. In one process in the order of a block: step, row, cut. In several in the order of
-            pieces: piece, step, row.
-        """
-        if not self.sharding.is_fully_addressable:
-            parts = [starts[:, p.begin : p.end] + p.cut * self.cut_len for p in self.pieces]
-            return np.concatenate([part.reshape(-1) for part in parts])
-        if self.num_cuts == 1:
-            return starts.reshape(-1)
-        cuts = np.arange(self.num_cuts, dtype=np.int64) * self.cut_len
-        return (starts[..., None] + cuts).reshape(-1)
-
-    def _held(self) -> dict[jax.Device, tuple[slice, slice]]:
+    def _local_slices(self) -> dict[jax.Device, tuple[slice, slice]]:
         held = self.sharding.addressable_devices_indices_map((self.batch_size, self.seq_len))
         return {device: (index[0], index[1]) for device, index in held.items() if index}
 
 
-def place(sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int) -> Placement:
-    """Where batches go.
+def resolve_sharding(
+    sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int
+) -> Placement:
+    """Returns where batches go.
 
     Args:
         sharding: a device, a sharding of [batch_size, seq_len], or None for JAX's default device now
@@ -173,28 +161,28 @@ def place(sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int)
         sharding = SingleDeviceSharding(sharding)
     if not isinstance(sharding, Sharding):
         raise TypeError(
-            f"sharding is of type {type(sharding).__name__}; needed is a jax.Device, a "
+            f"sharding is of type {type(sharding).__name__}; expected a jax.Device, a "
             f"jax.sharding.Sharding, or None for the default device"
         )
     if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
         raise ValueError(
-            f"{sharding} is over a {type(sharding.mesh).__name__}, which has no devices; needed is a "
+            f"{sharding} is over a {type(sharding.mesh).__name__}, which has no devices; expected a "
             f"Mesh of devices: jax.make_mesh(...)"
         )
     _check_processes(sharding)
-    num_cuts = 1
+    num_seq_shards = 1
     if isinstance(sharding, NamedSharding):
-        num_cuts = _check_axes(sharding, batch_size, seq_len)
-    return Placement(sharding, batch_size, seq_len, num_cuts)
+        num_seq_shards = _check_axes(sharding, batch_size, seq_len)
+    return Placement(sharding, batch_size, seq_len, num_seq_shards)
 
 
 def default_device() -> jax.Device:
-    """Where JAX puts arrays now, in this thread, when nothing else is said."""
+    """Returns the device that JAX puts arrays on now, in this thread, when nothing else is said."""
     return next(iter(jax.device_put(np.zeros((), np.int32)).devices()))
 
 
 def _with_spec(sharding: Sharding, *spec: Any) -> NamedSharding:
-    """The same mesh and kind of memory; made once, because jax compares shardings it knows faster."""
+    """Returns a sharding over the same mesh and memory; made once, for jax compares known ones faster."""
     assert isinstance(sharding, NamedSharding)
     return NamedSharding(sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
 
@@ -216,18 +204,18 @@ def _check_processes(sharding: Sharding) -> None:
     if len(there) > 1 and not isinstance(sharding, NamedSharding):
         raise ValueError(
             f"{sharding} has devices of {len(there)} processes and is a {type(sharding).__name__}; "
-            f"over several processes a NamedSharding is needed"
+            f"over several processes, expected a NamedSharding"
         )
 
 
 def processes_of(sharding: Sharding) -> list[int]:
-    """The processes that have devices of a sharding, ascending."""
+    """Returns the processes that have devices of a sharding, ascending."""
     devices: set[Any] = sharding.device_set
     return sorted({device.process_index for device in devices})
 
 
-def is_of_all_processes(sharding: object) -> bool:
-    """Whether it is a sharding over every process of a program that has several."""
+def spans_all_processes(sharding: object) -> bool:
+    """Whether a sharding is over every process of a program that has several."""
     if jax.process_count() == 1 or not isinstance(sharding, Sharding):
         return False
     if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
@@ -236,20 +224,20 @@ def is_of_all_processes(sharding: object) -> bool:
 
 
 def processes_in_words(indices: list[int]) -> str:
-    """For an error: the first of them, where there are many."""
+    """Returns "process 3" or "processes 0, 1": the first eight, where there are many."""
     names = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
     return f"process {names}" if len(indices) == 1 else f"processes {names}"
 
 
-def under(mesh: Mesh) -> AbstractContextManager[object]:
-    """A context for programs over a mesh, where the caller has perhaps set another."""
+def mesh_context(mesh: Mesh) -> AbstractContextManager[object]:
+    """Returns a context for programs over a mesh, where the caller has perhaps set another."""
     if jax.sharding.get_abstract_mesh().empty:
         return nullcontext()
     return jax.set_mesh(mesh)
 
 
 def _check_axes(sharding: NamedSharding, batch_size: int, seq_len: int) -> int:
-    """The number of shards of a sequence."""
+    """Returns the number of shards of a sequence; ValueError where sizes do not divide."""
     if len(sharding.spec) > 2:
         raise ValueError(
             f"{sharding.spec} splits {len(sharding.spec)} axes; a batch has two, [batch_size, seq_len]"
@@ -272,8 +260,8 @@ def _check_axes(sharding: NamedSharding, batch_size: int, seq_len: int) -> int:
                 f"{name}={size} does not divide over the {shards[-1]} shards of mesh axis "
                 f"{' and '.join(map(repr, axes))}; the nearest that does: {nearest}"
             )
-    _, num_cuts = shards
-    return num_cuts
+    _, num_seq_shards = shards
+    return num_seq_shards
 
 
 def _warn_of_an_idle_accelerator(device: jax.Device) -> None:
@@ -288,7 +276,7 @@ def _warn_of_an_idle_accelerator(device: jax.Device) -> None:
             f"batches will land on {device}, the default device, while {idle} is idle. Pass "
             f'sharding=jax.devices("{platform}")[0] to use it, or sharding=jax.devices("cpu")[0] to '
             f"say that the CPU is meant",
-            stacklevel=4,
+            stacklevel=5,
         )
         return
     if os.path.exists("/dev/nvidia0") and "cpu" not in (
@@ -298,5 +286,5 @@ def _warn_of_an_idle_accelerator(device: jax.Device) -> None:
             "batches will land on the CPU: this machine has an NVIDIA GPU, which the installed jax does "
             "not use. Install jax for CUDA (https://docs.jax.dev/en/latest/installation.html), or pass "
             'sharding=jax.devices("cpu")[0] to say that the CPU is meant',
-            stacklevel=4,
+            stacklevel=5,
         )

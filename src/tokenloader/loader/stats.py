@@ -1,4 +1,4 @@
-"""Statistics: what a loader counts while it runs, and the snapshot of it that a user gets."""
+"""Statistics: what a loader counts while it runs, and the snapshot that a user gets."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader has done since it was made.
+    """A snapshot of what a loader has done since it was made.
 
     Attributes:
-        batches: handed out.
+        batches: batches handed out.
         tokens: inputs in them, batch_size * seq_len each.
-        wait_seconds: how long `next()` waited for a block; the share of the loop's time that the
+        wait_seconds: how long `next()` waited for blocks; the share of the loop's time that the
             data cost.
-        gather_seconds: the background thread's, copying windows (and waiting for the disk).
-        transfer_seconds: the background thread's, in device_put. On accelerators the copy itself
+        gather_seconds: the background thread's time for copying windows (and waiting for the disk).
+        transfer_seconds: the background thread's time in device_put. On accelerators the copy itself
             goes on after that.
-        major_page_faults: of the background thread while gathering: pages that were not in memory.
+        major_page_faults: pages that were not in memory when the background thread gathered them.
             0 where the system does not tell it for a thread.
     """
 
+    __module__ = "tokenloader"
     batches: int
     tokens: int
     wait_seconds: float
@@ -31,10 +32,21 @@ class LoaderStats:
 
 @dataclass
 class Counters:
-    """Written by one thread each: the first two by the caller's, the others by the background's."""
+    """Running counts. The caller's thread writes the first two, the background thread the others."""
 
     batches: int = 0
     wait_seconds: float = 0.0
     gather_seconds: float = 0.0
     transfer_seconds: float = 0.0
     major_page_faults: int = 0
+
+    def snapshot(self, batch_tokens: int) -> LoaderStats:
+        """Returns the counts now, for batches of so many inputs."""
+        return LoaderStats(
+            batches=self.batches,
+            tokens=self.batches * batch_tokens,
+            wait_seconds=self.wait_seconds,
+            gather_seconds=self.gather_seconds,
+            transfer_seconds=self.transfer_seconds,
+            major_page_faults=self.major_page_faults,
+        )

@@ -1,21 +1,16 @@
 """TokenLoader: batches in the order of a plan, on the device, ahead of the training loop.
 
-One background thread runs the pipeline; the caller's thread takes its blocks, runs the transform
-under jit, and counts what it has handed out. The two share the Prefetcher's queues, and the counters,
-which each writes its own part of.
+A loader is a cursor, a prefetcher and a transform. One background thread runs the pipeline; the caller's
+thread peeks at its next block, runs the transform under jit, moves the cursor and pops the block. The two
+threads share the Prefetcher's queues, and the counters, of which each writes its own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import operator
-import re
 import time
 import warnings
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 
 import jax
 import numpy as np
@@ -23,27 +18,26 @@ from jax.profiler import TraceAnnotation
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from tokenloader.batches.batch import next_token
-from tokenloader.loader.agreement import all_have_the_same
-from tokenloader.loader.pipeline import Block, group_size, plan_steps, produce
-from tokenloader.loader.prefetch import Prefetcher
-from tokenloader.loader.sharding import is_of_all_processes, place, processes_of, under
+from tokenloader.batches.batch import Batch, next_token
+from tokenloader.loader.agreement import check_same_across_processes
+from tokenloader.loader.pipeline import Block, produce
+from tokenloader.loader.prefetch import Prefetcher, PrefetcherStoppedError
+from tokenloader.loader.setup import check_setup
+from tokenloader.loader.sharding import mesh_context, spans_all_processes
 from tokenloader.loader.stats import Counters, LoaderStats
-from tokenloader.loader.transforms import jitted
-from tokenloader.plans.batch_size_schedule import History, samples_at
-from tokenloader.plans.plan import (
-    Plan,
-    ShuffledEpochs,
-    check_is_plan,
-    check_one_window_fits,
-    end_sample,
-    plan_name,
-)
-from tokenloader.plans.state import LoaderState, differences, from_dict
+from tokenloader.loader.transforms import compiled
+from tokenloader.plans.cursor import BatchSizeSchedule, Cursor
+from tokenloader.plans.plan import Plan
+from tokenloader.plans.shuffled_epochs import ShuffledEpochs
+from tokenloader.plans.state import RunState, differences, from_dict
 from tokenloader.tokens.token_array import TokenArray
 
+T = TypeVar("T")
 
-class TokenLoader:
+_DEFAULT_PLAN = ShuffledEpochs(seed=0)
+
+
+class TokenLoader(Generic[T]):
     """An iterator over training batches that are on the device before they are asked for.
 
     Nothing is read before the first `next()`; from then on a background thread keeps `prefetch`
@@ -56,8 +50,8 @@ class TokenLoader:
         tokens: from `open_tokens`. Stays open when the loader is closed.
         batch_size: rows of the global batch, over all processes, 1 or more.
         seq_len: inputs in a row, 1 or more; a window has one token more.
-        plan: which windows, in which order: RandomWindows, ShuffledEpochs, SequentialWindows, or
-            anything with their `starts` method (see `Plan`).
+        plan: which windows, in which order: RandomWindows, ShuffledEpochs, SequentialWindows, Mixture, or
+            a subclass of `Plan`.
         sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len],
             over the devices of this process or of all. It may split rows, sequences or both, each over
             one mesh axis or several, and replicates over the others. None: JAX's default device now, at
@@ -88,62 +82,86 @@ class TokenLoader:
         >>> next(loader).targets
         Array([[1, 2, 3, 4],
                [5, 6, 7, 8]], dtype=int32)
+        >>> loader
+        TokenLoader(SequentialWindows(), batch_size=2, seq_len=4, step=1)
     """
 
+    __module__ = "tokenloader"
+
+    @overload
+    def __init__(
+        self: TokenLoader[Batch],
+        tokens: TokenArray,
+        batch_size: int,
+        seq_len: int,
+        *,
+        plan: Plan = ...,
+        sharding: jax.Device | Sharding | None = ...,
+        prefetch: int = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenLoader[jax.Array],
+        tokens: TokenArray,
+        batch_size: int,
+        seq_len: int,
+        *,
+        plan: Plan = ...,
+        sharding: jax.Device | Sharding | None = ...,
+        prefetch: int = ...,
+        transform: None,
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         tokens: TokenArray,
         batch_size: int,
         seq_len: int,
         *,
-        plan: Plan = ShuffledEpochs(seed=0),  # noqa: B008 (a frozen value)
+        plan: Plan = ...,
+        sharding: jax.Device | Sharding | None = ...,
+        prefetch: int = ...,
+        transform: Callable[[jax.Array], T],
+    ) -> None: ...
+    def __init__(
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        seq_len: int,
+        *,
+        plan: Plan = _DEFAULT_PLAN,
         sharding: jax.Device | Sharding | None = None,
         prefetch: int = 2,
         transform: Callable[[jax.Array], Any] | None = next_token,
     ) -> None:
-        of_all = is_of_all_processes(sharding)
-        with all_have_the_same("arguments for TokenLoader", of_all) as given:
-            if not isinstance(tokens, TokenArray):
-                raise TypeError(
-                    f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
-                )
-            check_is_plan(plan)
-            if transform is not None and not callable(transform):
-                raise TypeError(
-                    f"transform is of type {type(transform).__name__}; it must be callable"
-                )
-            self.tokens = tokens
-            self.batch_size = _positive("batch_size", batch_size)
-            self.seq_len = _positive("seq_len", seq_len)
-            self.prefetch = _positive("prefetch", prefetch)
-            self.plan = plan
-            check_one_window_fits(len(tokens), self.seq_len)
-            self._placement = place(sharding, self.batch_size, self.seq_len)
-            self.sharding = self._placement.sharding
-            self._end = end_sample(plan, len(tokens), self.seq_len, self.batch_size)
-            self.transform = transform
-            self._group = self._group_size()
+        with check_same_across_processes(
+            "arguments for TokenLoader", spans_all_processes(sharding)
+        ) as given:
+            setup = check_setup(tokens, batch_size, seq_len, plan, sharding, prefetch, transform)
+            self._placement, self._group_size = setup.placement, setup.group_size
             self._make_batches = None
             if transform is not None:
-                self._make_batches = jitted(transform, self._placement, self._group)
-            if of_all:
-                given.update(self._given())
-
+                self._make_batches = compiled(transform, setup.placement, setup.group_size)
+            if not setup.placement.is_local:
+                given.update(setup.description())
+        self.tokens, self.plan, self.transform = tokens, plan, transform
+        self.batch_size, self.seq_len = setup.placement.batch_size, setup.placement.seq_len
+        self.prefetch, self.sharding = setup.prefetch, setup.placement.sharding
         self._counters = Counters()
+        self._cursor = setup.cursor
         self._prefetcher: Prefetcher[Block] | None = None
-        self._made: deque[_Made] = deque()
+        self._made: _Made | None = None
         self._closed = False
         self._finished = False
-        self._step = self._sample = 0  # of the next batch to hand out
-        self._seek(0, History(((0, self.batch_size),)))
 
     def __iter__(self) -> Self:
         if self._finished:
-            self._seek(0, History(((0, self.batch_size),)))
+            schedule = BatchSizeSchedule.constant(self.batch_size)
+            self._move(Cursor.at(self._cursor.plan, schedule, 0))
         return self
 
-    def __next__(self) -> Any:
-        """The next batch: what transform makes of a block; a `Batch` by default.
+    def __next__(self) -> T:
+        """Returns the next batch: what transform makes of a block; a `Batch` by default.
 
         Raises:
             StopIteration: the plan has ended.
@@ -152,31 +170,35 @@ class TokenLoader:
                 position has not moved: calling again tries the same batch again.
         """
         if self._closed:
-            raise ValueError("this TokenLoader was closed; make another, and set_state() to go on")
-        if self._end is not None and self._sample >= self._end:
+            raise self._closed_error()
+        step = self._cursor.step
+        if self._cursor.ended:
             self._finished = True
             self._stop_prefetching()
             raise StopIteration
-        try:
-            if self._made and self._made[0].sample != self._sample:
-                self._stop_prefetching()  # Ctrl-C fell between a batch's making and its counting
-            if not self._made:
-                self._make(self._take(), waiting=False)
-            made = self._made.popleft()
-            if made.waiting and self._prefetcher is not None:
-                self._prefetcher.release()
-            if not self._made:
-                self._make_if_there()
-        except BaseException:
-            # Also Ctrl-C: what is made so far may no longer begin at the position. Make it anew.
-            self._stop_prefetching(wait=False)
-            raise
-        self._step, self._sample = self._step + 1, self._sample + self.batch_size
+        if self._made is None or step >= self._made.step + len(self._made.batches):
+            self._make(step)
+        made = self._made
+        assert made is not None  # _make sets it
+        batch: T = made.batches[step - made.step]
+        self._cursor = self._cursor.advance()
+        made.batches[step - made.step] = None  # whoever has the batch decides how long it lives
         self._counters.batches += 1
-        return made.batch
+        return batch
 
-    def get_state(self) -> dict[str, Any]:
-        """The position after the last batch handed out, as a small JSON-able dict.
+    def __repr__(self) -> str:
+        return (
+            f"TokenLoader({self.plan!r}, batch_size={self.batch_size}, seq_len={self.seq_len}, "
+            f"step={self.step}{', closed' if self._closed else ''})"
+        )
+
+    @property
+    def step(self) -> int:
+        """The number of the next batch; of the batches handed out since the run began."""
+        return self._cursor.step
+
+    def get_state(self) -> dict[str, int | str]:
+        """Returns the position after the last batch handed out: a small flat dict of integers and strings.
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
         with the batch after it. What has been prefetched does not count.
@@ -185,7 +207,8 @@ class TokenLoader:
         for get_state and set_state of Grain's iterators takes a loader as it is, except
         grain.checkpoint.CheckpointSave, which saves Grain's own iterators only: use JsonSave.
         """
-        return self._state().to_dict()
+        data = self.tokens.fingerprint()
+        return RunState.of_run(self._cursor, seq_len=self.seq_len, data=data).to_dict()
 
     def set_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Moves to the position of a state, of this loader or of one made alike.
@@ -203,14 +226,16 @@ class TokenLoader:
 
         Raises:
             ValueError: plan, seq_len or data differ and strict is True (each difference is listed); or
-                it is no such state, or one of a newer release.
-            TypeError: it is not a mapping.
+                state is not what get_state returns, or of a newer release.
+            TypeError: state is not a mapping.
         """
-        of_all = not self.sharding.is_fully_addressable
-        with all_have_the_same("states for set_state", of_all) as given:
+        with check_same_across_processes(
+            "states for set_state", not self._placement.is_local
+        ) as given:
             saved = from_dict(state)
             given.update(saved.to_dict(), strict=bool(strict))
-        if found := differences(saved, self._state()):
+        data = self.tokens.fingerprint()
+        if found := differences(saved, self._cursor.plan, seq_len=self.seq_len, data=data):
             lines = "".join(f"\n  {line}" for line in found)
             if strict:
                 raise ValueError(
@@ -222,36 +247,27 @@ class TokenLoader:
                 f"going on from step {saved.step} of another run, as strict=False asks:{lines}"
             )
             warnings.warn(message, stacklevel=2)
-        self._seek(saved.step, saved.history.changed(saved.step, self.batch_size))
+        self._move(self._cursor.restore(saved.schedule, saved.step))
 
     def window_starts(self, step: int) -> NDArray[np.int64]:
-        """Where the windows of batch number `step` begin: int64 [batch_size], for any step, in O(1).
+        """Returns where the windows of batch number `step` begin: int64 [batch_size], in O(1) for any step.
 
-        Step 0 is the first of the run. Steps before a state that was resumed from have the batch_size
-        they had then. It reads nothing.
+        Steps are counted from 0 from the run's beginning. Steps before a state that was resumed from have
+        the batch_size they had then. Nothing is read.
 
         Raises:
             ValueError: step is negative or past the plan's end.
         """
-        samples = samples_at(step, self._history, plan=self.plan, end=self._end)
-        return self.plan.starts(samples, num_tokens=len(self.tokens), seq_len=self.seq_len)
+        return self._cursor.window_starts(step)
 
     def window_tokens(self, step: int) -> NDArray[Any]:
-        """The tokens of batch number `step`, a numpy block [batch_size, seq_len + 1]; see window_starts."""
+        """Returns the tokens of batch number `step`: numpy [batch_size, seq_len + 1]; see window_starts."""
         return self.tokens.gather(self.window_starts(step), self.seq_len + 1)
 
     @property
     def stats(self) -> LoaderStats:
         """A snapshot of what this loader has done since it was made."""
-        counters = self._counters
-        return LoaderStats(
-            batches=counters.batches,
-            tokens=counters.batches * self.batch_size * self.seq_len,
-            wait_seconds=counters.wait_seconds,
-            gather_seconds=counters.gather_seconds,
-            transfer_seconds=counters.transfer_seconds,
-            major_page_faults=counters.major_page_faults,
-        )
+        return self._counters.snapshot(self.batch_size * self.seq_len)
 
     def close(self) -> None:
         """Ends the background thread and drops what was prefetched. The tokens stay open."""
@@ -264,132 +280,61 @@ class TokenLoader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _group_size(self) -> int:
-        """How many steps are gathered, sent and made as one."""
-        if self.transform is None or not self._placement.stacks:
-            return 1
-        num_processes = len(processes_of(self.sharding))
-        batch_bytes = self.batch_size * (self.seq_len + 1) * self.tokens.dtype.itemsize
-        return group_size(batch_bytes // num_processes, self.prefetch)
-
-    def _given(self) -> dict[str, Any]:
-        """What must be the same in all processes: the samples, and the programs they launch together."""
-        order = hashlib.blake2b(
-            str([device.id for device in self._placement.mesh.devices.flat]).encode(), digest_size=4
-        )
-        return {
-            "tokens": self.tokens.fingerprint(),
-            "plan": _name_of(self.plan),
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            "prefetch": self.prefetch,
-            "transform": _name_of(self.transform),
-            "sharding": f"{self.sharding}, order of devices {order.hexdigest()}",
-        }
-
-    def _state(self) -> LoaderState:
-        return LoaderState(
-            step=self._step,
-            sample=self._sample,
-            history=self._history,
-            seq_len=self.seq_len,
-            plan=plan_name(self.plan),
-            data=self.tokens.fingerprint(),
-        )
-
-    def _seek(self, step: int, history: History) -> None:
-        self._stop_prefetching()
-        self._history = history
-        self._step, self._sample = step, history.samples_of(step).start
-        self._finished = False
-
-    def _take(self) -> Block:
-        if self._prefetcher is None:
-            steps = plan_steps(
-                self.plan,
-                len(self.tokens),
-                self._placement,
-                self._group,
-                self._sample,
-                self._end,
+    def _make(self, step: int) -> None:
+        """Launches the transform on the block that has a step; does not wait for the device."""
+        prefetcher = self._prefetcher
+        if prefetcher is None:
+            blocks = produce(
+                self.tokens, self._cursor, self._placement, self._group_size, self._counters
             )
-            blocks = produce(self.tokens, steps, self._placement, self._group, self._counters)
-            prefetcher = Prefetcher(blocks, self.prefetch // self._group)
-            self._finalizer = weakref.finalize(self, prefetcher.stop, wait=False)
-            self._finalizer.atexit = False  # the prefetcher sees to that itself
+            prefetcher = Prefetcher(blocks, self.prefetch // self._group_size)
             self._prefetcher = prefetcher
+        block = self._wait_for(prefetcher)
+        while block.step + block.num_steps <= step:  # an interrupt came before it was popped
+            prefetcher.pop()
+            block = self._wait_for(prefetcher)
+        batches: tuple[Any, ...]
+        with TraceAnnotation("tokenloader.transform"), mesh_context(self._placement.mesh):
+            if self._make_batches is None:
+                batches = (block.tokens,)
+            elif block.valid_targets is None:
+                batches = self._make_batches(block.tokens)
+            else:
+                batches = self._make_batches(block.tokens, block.valid_targets)
+        self._made = _Made(block.step, list(batches[: block.num_steps]))
+        prefetcher.pop()
+
+    def _wait_for(self, prefetcher: Prefetcher[Block]) -> Block:
         try:
             with TraceAnnotation("tokenloader.wait"):
                 began = time.perf_counter()
-                block = self._prefetcher.take()
+                block = prefetcher.peek()
                 self._counters.wait_seconds += time.perf_counter() - began
-            if block.sample == self._sample:
                 return block
-        except StopIteration:
-            pass
-        # Ctrl-C fell between a block's taking and its counting: begin again where the count stands.
+        except PrefetcherStoppedError:
+            raise self._closed_error() from None
+        except Exception:
+            self._stop_prefetching(wait=False)  # it has ended: the next call begins another here
+            raise
+
+    def _move(self, cursor: Cursor) -> None:
         self._stop_prefetching()
-        return self._take()
-
-    def _make(self, block: Block, *, waiting: bool) -> None:
-        """Launches the transform; does not wait for the device.
-
-        Args:
-            waiting: whether the block goes on counting as prefetched until its first batch is taken.
-        """
-        batches: tuple[Any, ...]
-        with TraceAnnotation("tokenloader.transform"), under(self._placement.mesh):
-            if self._make_batches is None:
-                batches = (block.tokens,)
-            elif block.new_targets is None:
-                batches = self._make_batches(block.tokens)
-            else:
-                batches = self._make_batches(block.tokens, block.new_targets)
-        self._made.extend(
-            _Made(block.sample + i * self.batch_size, batches[i], waiting and i == 0)
-            for i in range(block.num_steps)
-        )
-
-    def _make_if_there(self) -> None:
-        """What comes after the batch to hand out, so that the device makes it while that is used."""
-        # Over several processes all must launch the same in the same order, so none may look.
-        if not self.sharding.is_fully_addressable or self._make_batches is None:
-            return
-        block = self._prefetcher.take_if_there() if self._prefetcher else None
-        if block is not None:
-            self._make(block, waiting=True)
+        self._cursor = cursor
+        self._finished = False
 
     def _stop_prefetching(self, *, wait: bool = True) -> None:
-        self._made.clear()
         # Let go of first: Ctrl-C during the wait must not leave a prefetcher that has ended.
+        self._made = None
         prefetcher, self._prefetcher = self._prefetcher, None
         if prefetcher is not None:
-            self._finalizer.detach()
             prefetcher.stop(wait=wait)
+
+    def _closed_error(self) -> ValueError:
+        return ValueError("this TokenLoader was closed; make another, and set_state() to go on")
 
 
 class _Made(NamedTuple):
-    """A batch whose transform is launched."""
+    """Batches whose transform is launched: of `step` and the steps after it. None where handed out."""
 
-    sample: int
-    batch: Any
-    waiting: bool  # its block still counts as prefetched
-
-
-def _name_of(value: object) -> str:
-    """The same in every process."""
-    if type(value).__repr__ is not object.__repr__ and not hasattr(value, "__qualname__"):
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))  # a partial's shows its function's
-    return getattr(value, "__qualname__", type(value).__qualname__)
-
-
-def _positive(name: str, value: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{name} is {value!r} of type {type(value).__name__}; needed is an integer of 1 or more"
-        ) from None
-    if number < 1:
-        raise ValueError(f"{name}={number}; needed is 1 or more")
-    return number
+    step: int
+    batches: list[Any]

@@ -1,100 +1,106 @@
 """Transforms under jit, compiled once however many loaders are made with one.
 
 A loader may be made anew for every evaluation, which must not compile anew; and a transform may hold
-its loader, which must not be kept alive by what was compiled of it.
+its loader (a bound method does), which must not be kept alive by what was compiled of it. So compiled
+functions are kept for as long as their transform lives, and refer to it weakly: the loader has the
+reference that counts.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from types import FunctionType
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
-from tokenloader.batches.batch import Batch, SegmentDocuments, hide_seen_targets, next_token
-from tokenloader.batches.split_sequences import on_pieces, on_whole
+from tokenloader.batches.batch import (
+    Batch,
+    SegmentDocuments,
+    Transform,
+    mask_repeated_targets,
+    next_token,
+)
+from tokenloader.batches.split_sequences import on_shards, on_whole_rows
 from tokenloader.loader.sharding import Placement
 
+BatchMaker = Callable[..., tuple[Any, ...]]
+"""From what `transfer` returns (without the None) to what the transform makes of each step of the group."""
 
-def jitted(
-    transform: Callable[[jax.Array], Any],
-    placement: Placement,
-    group: int,
-) -> Callable[..., tuple[Any, ...]]:
-    """The transform under jit, for groups of steps.
+_MAX_KEPT = 64  # a transform; each is for another shape or sharding
 
-    Returns:
-        A function of what `put` gives, without the None: the block and, where the plan hides targets,
-        how many count in each row. It gives what the transform makes of each step of the group.
-    """
-    if transform is next_token or isinstance(transform, SegmentDocuments):
-        return _ours_jitted(transform, placement, group)
-    # Only a placement that cuts sequences is part of what is compiled.
-    key = (placement if placement.cuts else None, placement.seq_len, group)
-    # A user's may hold the loader itself (a bound method does), so it must not be kept here.
-    if isinstance(transform, FunctionType):
-        kept = _users_jitted.setdefault(transform, {})
-        if key not in kept:
-            kept[key] = _jit(_of_rows(weakref.proxy(transform), *key[:2]), group)
-        return kept[key]
-    with suppress(TypeError):  # a class with __slots__ may not allow it
-        transform = weakref.proxy(transform)  # the loader has the reference that counts
-    return _jit(_of_rows(transform, *key[:2]), group)
+_kept: weakref.WeakKeyDictionary[Any, dict[Any, BatchMaker]] = weakref.WeakKeyDictionary()
 
 
-@functools.lru_cache(maxsize=64)
-def _ours_jitted(
-    transform: Callable[[jax.Array], Batch], placement: Placement, group: int
-) -> Callable[..., tuple[Any, ...]]:
-    if placement.cuts:
-        of_one = on_pieces(transform, placement.mesh, placement.spec, placement.seq_len)
+def compiled(transform: Transform[Any], placement: Placement, group_size: int) -> BatchMaker:
+    """Returns a transform under jit, for groups of steps."""
+    is_ours = transform is next_token or isinstance(transform, SegmentDocuments)
+    # A user's own depends on the placement only where whole rows are gathered for it.
+    needs = placement if is_ours or placement.splits_sequence else None
+    key = (needs, placement.seq_len, group_size)
+    makers: dict[Any, BatchMaker] = {}
+    # Kept where it is equal to itself only: another that is equal could outlive the one referred to.
+    if type(transform).__hash__ is object.__hash__:  # type: ignore[comparison-overlap]
+        with suppress(TypeError):  # a class with __slots__ may allow no weak references
+            makers = _kept.setdefault(transform, makers)
+    if key not in makers:
+        if len(makers) == _MAX_KEPT:
+            del makers[next(iter(makers))]
+        makers[key] = _compile(transform, needs, placement.seq_len, group_size, is_ours)
+    return makers[key]
+
+
+def _compile(
+    transform: Transform[Any],
+    placement: Placement | None,
+    seq_len: int,
+    group_size: int,
+    is_ours: bool,
+) -> BatchMaker:
+    if not is_ours:
+        with suppress(TypeError):
+            transform = weakref.proxy(transform)
+    splits = placement is not None and placement.splits_sequence
+    out_shardings = None
+    if placement is not None and is_ours and isinstance(placement.sharding, NamedSharding):
+        # Left to itself jax may gather a batch that was split, where axis types are mixed or T is 1.
+        out_shardings = placement.sharding
+    if placement is not None and splits and is_ours:
+        make_one = on_shards(transform, placement.mesh, placement.spec, seq_len)
+    elif placement is not None and splits:
+        whole_rows = on_whole_rows(transform, placement.mesh, placement.spec)
+        make_one = _masking(whole_rows, transform, seq_len)
     else:
-        of_one = _of_rows(transform, None, placement.seq_len)
-    # Left to itself jax may gather a batch that was split, where axis types are mixed or T is 1.
-    split = placement.sharding if isinstance(placement.sharding, NamedSharding) else None
-    return _jit(of_one, group, split)
-
-
-def _jit(
-    of_one: Callable[..., Any], group: int, out_shardings: NamedSharding | None = None
-) -> Callable[..., tuple[Any, ...]]:
-    of_step = jax.jit(of_one)  # traced once, not once a step
+        make_one = _masking(transform, transform, seq_len)
+    make_step = jax.jit(make_one)  # traced once, not once a step
 
     def make_batches(*arguments: jax.Array) -> tuple[Any, ...]:
-        if group == 1:
-            return (of_one(*arguments),)
-        return tuple(of_step(*(stacked[i] for stacked in arguments)) for i in range(group))
+        if group_size == 1:
+            return (make_one(*arguments),)
+        return tuple(make_step(*(stacked[i] for stacked in arguments)) for i in range(group_size))
 
     return jax.jit(make_batches, out_shardings=out_shardings)
 
 
-def _of_rows(
-    transform: Callable[[jax.Array], Any], cut: Placement | None, seq_len: int
+def _masking(
+    make_batch: Transform[Any], transform: Transform[Any], seq_len: int
 ) -> Callable[..., Any]:
-    of_block = transform if cut is None else on_whole(transform, cut.mesh, cut.spec)
+    """Returns a function that also masks the targets that the plan repeats, where it does."""
 
-    def of_rows(block: jax.Array, new_targets: jax.Array | None = None) -> Any:
-        batch = of_block(block)
-        if new_targets is None:
+    def make(block: jax.Array, valid_targets: jax.Array | None = None) -> Any:
+        batch = make_batch(block)
+        if valid_targets is None:
             return batch
         if isinstance(batch, Batch):
-            return hide_seen_targets(batch, new_targets, seq_len)
+            return mask_repeated_targets(batch, valid_targets, seq_len)
         warnings.warn(
             f"{transform} returns {type(batch).__name__} and not a Batch, so the targets that the plan "
-            f"repeats to keep shapes static are not hidden in it",
+            f"repeats to keep shapes static are not masked in it",
             stacklevel=2,
         )
         return batch
 
-    return of_rows
-
-
-_users_jitted: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., tuple[Any, ...]]]] = (
-    weakref.WeakKeyDictionary()
-)
+    return make

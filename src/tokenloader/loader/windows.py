@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.plans.plan import check_one_window_fits
+from tokenloader.plans.plan import checked_window
 from tokenloader.tokens.token_array import TokenArray
 
 
@@ -43,7 +43,7 @@ class Windows:
             raise TypeError(
                 f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
             )
-        num_tokens, self.seq_len = check_one_window_fits(len(tokens), seq_len)
+        num_tokens, self.seq_len = checked_window(len(tokens), seq_len)
         self.tokens = tokens
         self._num_windows = (num_tokens - 1) // self.seq_len
 

@@ -1,7 +1,7 @@
 """A keyed bijection of [0, n): where each index goes, computed for that index alone.
 
-It is the generalised Feistel cipher of Black and Rogaway over Z_a x Z_b, with a and b next to the
-square root of n: each round adds a keyed hash of one half to the other half, modulo its size, and
+The bijection is the generalised Feistel cipher of Black and Rogaway over Z_a x Z_b, with a and b next to
+the square root of n: each round adds a keyed hash of one half to the other half, modulo its size, and
 so can be undone, whatever the hash. a * b exceeds n by less than a, so hardly an index has to be
 sent through twice ("cycle walking") to land below n, and the cost is the same for every n. A cipher
 over a power of two walks up to half of its indices again.
@@ -27,7 +27,7 @@ _32 = np.uint64(32)
 
 
 def permute(index: NDArray[np.uint64], n: int, key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Where a keyed permutation of [0, n) sends each index.
+    """Returns where a keyed permutation of [0, n) sends each index.
 
     Args:
         index: uint64 [m], each below n.
@@ -64,7 +64,7 @@ def _encipher(
 def _hash_below(
     limit: np.uint64, x: NDArray[np.uint64], key: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.uint64]:
-    """A keyed hash of x in [0, limit), limit <= 2**32."""
+    """Returns a keyed hash of x in [0, limit), for limit <= 2**32."""
     h = x ^ key
     h *= _MULTIPLIERS[0]
     h ^= h >> _32

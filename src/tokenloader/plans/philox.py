@@ -18,11 +18,14 @@ _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
+# Purposes of random_bits: streams that must not share a counter.
+RANDOM_WINDOWS, SHUFFLED_EPOCHS = 0, 1
+
 
 def philox4x32(
     counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[int, int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-    """The four output words of Philox4x32-10, each a 32-bit value held in uint64.
+    """Returns the four output words of Philox4x32-10, each a 32-bit value held in uint64.
 
     Args:
         counter: four words below 2**32, arrays or scalars that broadcast against each other.
@@ -41,7 +44,7 @@ def philox4x32(
 def random_bits(
     seed: int, purpose: int, index: NDArray[np.uint64], block: ArrayLike = 0
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Two independent 64-bit words for each index.
+    """Returns two independent 64-bit words for each index.
 
     Args:
         seed: the key, 0 <= seed < 2**64.

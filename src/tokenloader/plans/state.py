@@ -1,4 +1,4 @@
-"""The saved state of a loader: a small JSON-able dict, and what it must agree with to be resumed.
+"""The saved state of a run: a small flat dict of integers and strings, and what it must agree with.
 
 The position is counted in samples and the plan is a function of the sample number, so batch size,
 prefetch, residency, sharding and the split into files may all differ between saving and resuming.
@@ -12,45 +12,62 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tokenloader.plans.batch_size_schedule import History
+from tokenloader.plans.cursor import BatchSizeSchedule, Cursor, Stretch, probe
+from tokenloader.plans.plan import BoundPlan
 
-VERSION = 1
+VERSION = 2
 
 _REMEDY = "pass what get_state() returned, whole"
 
 
 @dataclass(frozen=True)
-class LoaderState:
+class RunState:
     """Where a run is, after the last batch handed out.
 
     Args:
         step: batches handed out since the run began, whatever their sizes.
-        sample: the next batch begins with this global sample.
-        history: the batch sizes of the steps so far, and of those to come.
+        sample: the first sample of the next batch.
+        schedule: the batch sizes of the steps so far, and of those to come.
         seq_len: inputs in a window.
-        plan: the plan's name.
+        plan: the plan's key up to the sample.
+        probe: a hash of windows before the sample (`cursor.probe`).
         data: the tokens' fingerprint, "DTYPE:NUM_TOKENS:HASH".
     """
 
     step: int
     sample: int
-    history: History
+    schedule: BatchSizeSchedule
     seq_len: int
     plan: str
+    probe: str
     data: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """The state as `get_state` gives it: integers, strings, and lists of integers."""
+    @classmethod
+    def of_run(cls, cursor: Cursor, *, seq_len: int, data: str) -> RunState:
+        """Returns the state of a run that is where its cursor is."""
+        return cls(
+            step=cursor.step,
+            sample=cursor.sample,
+            schedule=cursor.schedule,
+            seq_len=seq_len,
+            plan=cursor.plan.key(cursor.sample),
+            probe=probe(cursor.plan, cursor.sample),
+            data=data,
+        )
+
+    def to_dict(self) -> dict[str, int | str]:
+        """Returns the state as `get_state` gives it.
+
+        "batch_sizes" has STEP:SAMPLE:BATCH_SIZE for each change, from step 0 on.
+        """
         fields = asdict(self)
-        del fields["history"]
-        sizes = [list(change) for change in self.history.changes]
-        return {"version": VERSION, **fields, "batch_sizes": sizes}
+        del fields["schedule"]
+        stretches = (":".join(map(str, stretch)) for stretch in self.schedule.stretches)
+        return {"version": VERSION, **fields, "batch_sizes": " ".join(stretches)}
 
 
-def from_dict(state: Mapping[str, Any]) -> LoaderState:
-    """Reads what to_dict wrote.
-
-    Checkpointers may have made tuples or arrays of its lists, and arrays of its integers.
+def from_dict(state: Mapping[str, Any]) -> RunState:
+    """Reads what to_dict wrote. Integers may have become arrays, as checkpointers make them.
 
     Raises:
         TypeError: it is not a mapping.
@@ -59,7 +76,7 @@ def from_dict(state: Mapping[str, Any]) -> LoaderState:
     """
     if not isinstance(state, Mapping):
         raise TypeError(
-            f"state is of type {type(state).__name__}; needed is the dict of get_state()"
+            f"state is of type {type(state).__name__}; expected the dict that get_state() returned"
         )
     fields = dict(state)
     version = fields.pop("version", None)
@@ -68,48 +85,61 @@ def from_dict(state: Mapping[str, Any]) -> LoaderState:
             f"state has version {version}; this tokenloader reads version {VERSION}: "
             f"use the release that saved it, or a newer one"
         )
-    needed = {"step", "sample", "batch_sizes", "seq_len", "plan", "data"}
-    if fields.keys() != needed:
+    expected = {"step", "sample", "batch_sizes", "seq_len", "plan", "probe", "data"}
+    if fields.keys() != expected:
         raise ValueError(
-            f"state has the fields {sorted(map(str, fields))}; needed are {sorted(needed)}: "
-            f"{_REMEDY}"
+            f"state has the fields {sorted(map(str, fields))}; expected {sorted(expected)}: {_REMEDY}"
         )
-    for name in ("plan", "data"):
+    for name in ("plan", "probe", "data", "batch_sizes"):
         if not isinstance(fields[name], str):
-            raise ValueError(f"state: {name} is {fields[name]!r}; needed is a string")
-    read = LoaderState(
+            raise ValueError(f"state: {name} is {fields[name]!r}; expected a string")
+    read = RunState(
         step=_integer("step", fields["step"], 0),
         sample=_integer("sample", fields["sample"], 0),
-        history=_history(fields["batch_sizes"]),
+        schedule=_schedule(fields["batch_sizes"]),
         seq_len=_integer("seq_len", fields["seq_len"], 1),
         plan=fields["plan"],
+        probe=fields["probe"],
         data=fields["data"],
     )
     _check_position(read)
     return read
 
 
-def differences(saved: LoaderState, here: LoaderState) -> list[str]:
-    """A line for each field in which two runs differ: both values, and what going on would mean."""
+def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) -> list[str]:
+    """Returns a line for each difference between a saved run and one here: both values, and the effect.
+
+    Args:
+        plan: what the run here draws from.
+        seq_len, data: of the run here.
+    """
     lines = []
-    if saved.plan != here.plan:
+    key = plan.key(saved.sample)
+    if saved.plan != key:
         lines.append(
-            f"plan: saved {saved.plan}, here {here.plan}: the windows come in another order, so some "
+            f"plan: saved {saved.plan}, here {key}: the windows come in another order, so some "
             f"would be trained on a second time, and others not at all"
         )
-    if saved.seq_len != here.seq_len:
+    if saved.seq_len != seq_len:
         lines.append(
-            f"seq_len: saved {saved.seq_len}, here {here.seq_len}: the windows are cut elsewhere; the run "
-            f"would go on after {saved.sample * here.seq_len:,} inputs, and has seen "
+            f"seq_len: saved {saved.seq_len}, here {seq_len}: the windows are cut elsewhere; the run "
+            f"would go on after {saved.sample * seq_len:,} inputs, and has seen "
             f"{saved.sample * saved.seq_len:,}"
         )
-    if saved.data != here.data:
-        lines.append(data_difference(saved.data, here.data))
+    if saved.data != data:
+        lines.append(data_difference(saved.data, data))
+    # A plan that ends before the saved position, of fewer epochs say, has no windows to compare.
+    ended = plan.num_samples is not None and saved.sample > plan.num_samples
+    if not lines and not ended and saved.probe != (here := probe(plan, saved.sample)):
+        lines.append(
+            f"probe: saved {saved.probe}, here {here}: {key} draws other windows here than where the state "
+            f"was saved; is it another release, or does the plan's key hide what decides its windows?"
+        )
     return lines
 
 
 def data_difference(saved: str, here: str) -> str:
-    """The line of `differences` for two fingerprints that are not equal."""
+    """Returns the line of `differences` for two fingerprints that are not equal."""
     names = ("another dtype", "another number of tokens", "other contents")
     parts = zip(names, saved.split(":"), here.split(":"), strict=False)
     differing = [name for name, a, b in parts if a != b] or [names[2]]
@@ -120,33 +150,41 @@ def data_difference(saved: str, here: str) -> str:
     return f"data: saved {saved}, here {here}: {' and '.join(differing)}, so {effect}"
 
 
-def _history(value: Any) -> History:
-    needed = "needed is a list of [first step, batch_size], from step 0, with rising steps"
+def _schedule(text: str) -> BatchSizeSchedule:
+    def refused() -> ValueError:
+        return ValueError(
+            f"state: batch_sizes is {text!r:.200}; expected STEP:SAMPLE:BATCH_SIZE for each change, from "
+            f"0:0 on, with rising steps and the samples that those batches have: {_REMEDY}"
+        )
+
     try:
-        changes = tuple(
-            (operator.index(step), operator.index(batch_size)) for step, batch_size in value
-        )
+        stretches = [Stretch(*map(int, change.split(":"))) for change in text.split(" ")]
     except (TypeError, ValueError):
-        raise ValueError(f"state: batch_sizes is {value!r}; {needed}") from None
-    steps, sizes = [step for step, _ in changes], [size for _, size in changes]
-    rising = steps[:1] == [0] and steps == sorted(set(steps))
-    if not rising or not all(0 < size < 2**63 for size in sizes):
-        raise ValueError(f"state: batch_sizes is {value!r}; {needed}")
-    return History(changes)
+        raise refused() from None
+    if stretches[0][:2] != (0, 0) or not all(0 < size < 2**63 for _, _, size in stretches):
+        raise refused()
+    schedule = BatchSizeSchedule((stretches[0],))
+    for stretch in stretches[1:]:
+        step, _, batch_size = stretch
+        if step <= schedule.last.step or batch_size == schedule.last.batch_size:
+            raise refused()
+        schedule = schedule.changed(step, batch_size)
+        if schedule.last != stretch:
+            raise refused()
+    return schedule
 
 
-def _check_position(state: LoaderState) -> None:
+def _check_position(state: RunState) -> None:
     """Raises ValueError unless step, sample and batch_sizes agree."""
-    sizes = [list(change) for change in state.history.changes]
-    if state.history.last_change > state.step:
+    last = state.schedule.last
+    if last.step > state.step:
         raise ValueError(
-            f"state: batch_sizes is {sizes}, which goes on to step {state.history.last_change}, and step "
-            f"is {state.step}: {_REMEDY}"
+            f"state: batch_sizes goes on to step {last.step}, and step is {state.step}: {_REMEDY}"
         )
-    sample = state.history.samples_of(state.step).start
+    sample = state.schedule.samples(state.step).start
     if sample != state.sample:
         raise ValueError(
-            f"state: sample is {state.sample}, and {state.step} steps of batch_sizes {sizes} are "
+            f"state: sample is {state.sample}, and {state.step} steps of these batch_sizes are "
             f"{sample} samples: {_REMEDY}"
         )
 
@@ -158,6 +196,6 @@ def _integer(name: str, value: Any, least: int) -> int:
         number = -1
     if not least <= number < 2**63:
         raise ValueError(
-            f"state: {name} is {value!r}; needed is an integer of {least} or more, below 2**63"
+            f"state: {name} is {value!r:.100}; expected an integer of {least} or more, below 2**63"
         )
     return number

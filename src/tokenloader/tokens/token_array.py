@@ -170,6 +170,12 @@ class TokenArray:
             starts = self._checked_windows(starts, length)
             start_reading(_pages(held.pieces, starts, length))
 
+    def locate(self, starts, length):  # type: ignore
+        """Shim for the tokens branch."""
+        from tokenloader.tokens.located_windows import LocatedWindows
+
+        return LocatedWindows(self, starts, length)
+
     def is_cached(self, start: int) -> bool:
         """Whether a token is in memory: in RAM, or in the page cache. A hint, in 2 us."""
         held = self._hold()

@@ -1,0 +1,67 @@
+"""ReadAhead: windows are announced to the disk before they are gathered, while that gains something."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from tokenloader.loader.groups import Group
+from tokenloader.tokens.located_windows import LocatedWindows
+
+# How far ahead windows are announced to the disk: so many that its queue stays full, and at least two
+# batches. Cold, 32x1024 on a virtual NVMe disk: 16 batches reach what 32 do, 8 come 6% short, 2 a quarter.
+AHEAD_WINDOWS = 512
+_AHEAD_BYTES = 32 << 20
+# After so many groups without a miss, the data counts as cached, and is no longer announced.
+_GROUPS_WITHOUT_MISS = 64
+
+
+class Located(NamedTuple):
+    """A group, and where its windows lie."""
+
+    group: Group
+    windows: LocatedWindows
+
+
+class ReadAhead:
+    """Announces groups to the disk some groups before their turn.
+
+    The first window of each group is probed (2 us) when nobody has asked for it yet: the windows are
+    spread over the data, so the probes tell how much of it is cached. Probing goes on when announcing
+    has stopped, and so announcing begins again when the cache is lost.
+
+    Args:
+        located: groups with their windows, in order.
+        depth: groups to announce ahead, 1 or more.
+    """
+
+    def __init__(self, located: Iterator[Located], depth: int) -> None:
+        self._located = located
+        self._depth = depth
+        self._ahead: deque[Located] = deque()
+        self._announcing = _GROUPS_WITHOUT_MISS  # for so many more groups
+
+    def next(self) -> Located | None:
+        """Returns the next group to gather; None after the last."""
+        for one in islice(self._located, 1 + self._depth - len(self._ahead)):
+            if not one.windows.is_cached():
+                self.missed()
+            if self._announcing:
+                self._announcing -= 1
+                one.windows.prefetch()
+            self._ahead.append(one)
+        return self._ahead.popleft() if self._ahead else None
+
+    def missed(self) -> None:
+        """Announces again: a window was not in memory."""
+        self._announcing = _GROUPS_WITHOUT_MISS
+
+
+def read_ahead_depth(
+    num_windows: int, window_bytes: int, ahead_windows: int = AHEAD_WINDOWS
+) -> int:
+    """Returns how many groups to announce ahead, for groups of so many windows."""
+    windows = min(ahead_windows, _AHEAD_BYTES // window_bytes)
+    return max(2, -(-windows // num_windows))

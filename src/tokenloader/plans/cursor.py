@@ -1,0 +1,170 @@
+"""Cursor: where a run is, and which samples any of its steps is made of. No jax, no tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenloader.plans.plan import BoundPlan, checked_window_starts
+
+
+class Stretch(NamedTuple):
+    """Steps of one batch size: step and sample number go up together from the first of them on."""
+
+    step: int
+    sample: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class BatchSizeSchedule:
+    """The batch sizes of a run, each from a step on.
+
+    Args:
+        stretches: in the order of their steps, the first from step 0 on. The last has no end.
+
+    Example:
+        >>> schedule = BatchSizeSchedule.constant(32).changed(step=1000, batch_size=64)
+        >>> schedule.samples(999), schedule.samples(1000), schedule.samples(10**6)
+        (range(31968, 32000), range(32000, 32064), range(63968000, 63968064))
+    """
+
+    stretches: tuple[Stretch, ...]
+
+    @classmethod
+    def constant(cls, batch_size: int) -> BatchSizeSchedule:
+        """Returns the schedule of a run that keeps its batch size."""
+        return cls((Stretch(0, 0, batch_size),))
+
+    @property
+    def last(self) -> Stretch:
+        """The stretch without an end."""
+        return self.stretches[-1]
+
+    def samples(self, step: int) -> range:
+        """Returns the sample numbers of a step, 0 or later."""
+        index = bisect_right(self.stretches, step, key=lambda stretch: stretch.step) - 1
+        stretch = self.stretches[index]
+        first = stretch.sample + (step - stretch.step) * stretch.batch_size
+        return range(first, first + stretch.batch_size)
+
+    def changed(self, step: int, batch_size: int) -> BatchSizeSchedule:
+        """Returns the schedule in which batch_size holds from `step` on.
+
+        A change at a later step is dropped: that step was never handed out.
+        """
+        past = tuple(stretch for stretch in self.stretches if stretch.step < step)
+        if past and past[-1].batch_size == batch_size:
+            return BatchSizeSchedule(past)
+        return BatchSizeSchedule((*past, Stretch(step, self.samples(step).start, batch_size)))
+
+
+class Cursor(NamedTuple):
+    """Where a run is: a plan, the batch sizes of its steps, and the next step. Made by `Cursor.begin`.
+
+    A value: to move is to make another, so no interrupt finds one half moved.
+
+    Attributes:
+        plan: bound to the run's tokens.
+        schedule: batch sizes of all steps, past and to come.
+        step: the next step to hand out.
+        stop_step: the first step that the plan has no batch for; None: it never ends.
+    """
+
+    plan: BoundPlan
+    schedule: BatchSizeSchedule
+    step: int
+    stop_step: int | None
+
+    @classmethod
+    def begin(cls, plan: BoundPlan, batch_size: int) -> Cursor:
+        """Returns the cursor of a run that begins.
+
+        Raises:
+            ValueError: the plan ends before its first full batch.
+        """
+        cursor = cls.at(plan, BatchSizeSchedule.constant(batch_size), 0)
+        if cursor.ended:
+            raise ValueError(
+                f"{plan.key(0)} ends after {plan.num_samples:,} windows of these tokens, before the first "
+                f"batch of batch_size={batch_size} is full; use a smaller batch_size"
+            )
+        return cursor
+
+    @classmethod
+    def at(cls, plan: BoundPlan, schedule: BatchSizeSchedule, step: int) -> Cursor:
+        """Returns the cursor of a run that is at a step, of the schedule's last stretch."""
+        num_samples, (first, sample, batch_size) = plan.num_samples, schedule.last
+        if num_samples is None:
+            return cls(plan, schedule, step, None)
+        left = num_samples - sample
+        # A plan that masks targets has its last batch filled, with samples that count for nothing.
+        num_steps = -(-left // batch_size) if masks_targets(plan) else left // batch_size
+        return cls(plan, schedule, step, first + max(0, num_steps))
+
+    @property
+    def sample(self) -> int:
+        """The first sample of the next step."""
+        return self.schedule.samples(self.step).start
+
+    @property
+    def ended(self) -> bool:
+        """Whether the plan has no further batch."""
+        return self.stop_step is not None and self.step >= self.stop_step
+
+    def samples(self, step: int) -> NDArray[np.int64]:
+        """Returns the sample numbers of any step of the run, past or to come: int64 [batch size then].
+
+        Raises:
+            ValueError: step is negative, or past the plan's end.
+            TypeError: step is no integer.
+        """
+        step = operator.index(step)
+        if step < 0:
+            raise ValueError(f"step {step} is negative; steps are counted from 0")
+        samples = self.schedule.samples(step)
+        if samples.stop > 2**63:
+            raise ValueError(
+                f"step {step} begins with sample {samples.start}; samples end at 2**63"
+            )
+        if self.stop_step is not None and step >= self.stop_step:
+            raise ValueError(
+                f"step {step} is past the end: {self.plan.key(samples.start)} ends before it"
+            )
+        return np.arange(samples.start, samples.stop, dtype=np.int64)
+
+    def window_starts(self, step: int) -> NDArray[np.int64]:
+        """Returns where the windows of any step begin: int64 [batch size then]. Raises as `samples`."""
+        return checked_window_starts(self.plan, self.samples(step))
+
+    def advance(self) -> Cursor:
+        """Returns the cursor behind the next step."""
+        return Cursor(self.plan, self.schedule, self.step + 1, self.stop_step)
+
+    def restore(self, schedule: BatchSizeSchedule, step: int) -> Cursor:
+        """Returns the cursor where another run stopped, with this cursor's batch size from there on."""
+        batch_size = self.schedule.last.batch_size
+        return Cursor.at(self.plan, schedule.changed(step, batch_size), step)
+
+
+def masks_targets(plan: BoundPlan) -> bool:
+    """Whether the plan says which targets count."""
+    return plan.valid_targets(np.empty(0, np.int64)) is not None
+
+
+def probe(plan: BoundPlan, until_sample: int) -> str:
+    """Returns a hash of the windows of up to 100 samples before until_sample: 16 hex digits.
+
+    Two plans, releases or machines that have equal keys and other windows have other probes.
+    """
+    powers = (2**k + offset for k in range(63) for offset in (-1, 0))
+    chosen = {sample for sample in (*powers, until_sample - 1) if 0 <= sample < until_sample}
+    samples = np.array(sorted(chosen), np.int64)
+    starts = checked_window_starts(plan, samples) if chosen else samples
+    return hashlib.blake2b(starts.astype("<i8").tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,70 @@
+"""Names of plans: from the key in a saved state back to the plan. The text is parsed, never run."""
+
+from __future__ import annotations
+
+import ast
+
+from tokenloader.plans.mixture import Mixture
+from tokenloader.plans.plan import BoundPlan, Plan
+from tokenloader.plans.random_windows import RandomWindows
+from tokenloader.plans.sequential_windows import SequentialWindows
+from tokenloader.plans.shuffled_epochs import ShuffledEpochs
+
+_SIMPLE_PLANS: dict[str, type[RandomWindows | ShuffledEpochs | SequentialWindows]] = {
+    "RandomWindows": RandomWindows,
+    "ShuffledEpochs": ShuffledEpochs,
+    "SequentialWindows": SequentialWindows,
+}
+
+
+def bind_named(key: str, until_sample: int, num_tokens: int, seq_len: int) -> BoundPlan:
+    """Returns the plan, bound, that a saved state calls by a key: one of tokenloader's own.
+
+    Its num_epochs is None, which is no part of its key.
+
+    Raises:
+        ValueError: the key is another plan's, or none; or the plan does not fit the tokens.
+    """
+    try:
+        plan = _plan(ast.parse(key, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise _unknown(key) from error
+    bound = plan.bind(num_tokens, seq_len)
+    if bound.key(until_sample) != key:  # written in another way than keys are
+        raise _unknown(key)
+    return bound
+
+
+def _unknown(key: str) -> ValueError:
+    return ValueError(
+        f"state: plan is {key}, which is none of {', '.join(_SIMPLE_PLANS)} and Mixture, so its windows "
+        f"cannot be told from the state alone; in Python, make a TokenLoader with that plan, "
+        f"set_state(state), and ask its window_starts(step) and window_tokens(step)"
+    )
+
+
+def _plan(node: ast.expr) -> Plan:
+    match node:
+        case ast.Call(ast.Name("Mixture"), [ast.Dict(keys, values), plan], []):
+            ranges = [_range(key) for key in keys]
+            weights = [_integer(value) for value in values]
+            return Mixture(dict(zip(ranges, weights, strict=True)), _plan(plan))
+        case ast.Call(ast.Name(kind), [], keywords) if kind in _SIMPLE_PLANS:
+            return _SIMPLE_PLANS[kind](
+                **{str(keyword.arg): _integer(keyword.value) for keyword in keywords}
+            )
+    raise ValueError(f"{ast.unparse(node)} is no plan")
+
+
+def _range(node: ast.expr | None) -> range:
+    match node:
+        case ast.Call(ast.Name("range"), [start, stop], []):
+            return range(_integer(start), _integer(stop))
+    raise ValueError("a source is no range(start, stop)")
+
+
+def _integer(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(int(value)) if not isinstance(value, bool):
+            return value
+    raise ValueError(f"{ast.unparse(node)} is no integer of 0 or more")
