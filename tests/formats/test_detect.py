@@ -57,7 +57,8 @@ def test_the_error_says_of_each_format_why_the_file_is_not_of_it(file):
         "NumPy .npy (does not begin with 93 4e 55 4d 50 59); ",
         "llm.c .bin (begins with neither 20240520 nor 20240801); ",
         "Megatron-LM .bin (there is no train.idx beside it); ",
-        "datatrove .ds (there is no train.bin.index or .metadata beside it). ",
+        "datatrove .ds (there is no train.bin.index or .metadata beside it); ",
+        "headerless with JSON (no train.bin.json or train.json beside it names a dtype). ",
     )
     assert_refused(
         file("train.bin", TOKENS.tobytes()),

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tokenloader.formats import datatrove, headerless, llm_c, megatron, npy, safetensors
+from tokenloader.formats import (
+    datatrove,
+    headerless,
+    json_side_file,
+    llm_c,
+    megatron,
+    npy,
+    safetensors,
+)
 from tokenloader.formats.extent import Extent, token_dtype
 from tokenloader.formats.format import Candidate, DoubtfulFormatError, NotThisFormatError, look_at
 
@@ -21,6 +29,7 @@ FORMATS = (
     llm_c.FORMAT,
     megatron.FORMAT,
     datatrove.FORMAT,
+    json_side_file.FORMAT,
     headerless.FORMAT,  # last: any file may be headerless
 )
 WRITERS = tuple(format.writer for format in FORMATS if format.writer)
