@@ -39,7 +39,7 @@ def write_datatrove(path, tokens, ends=None, metadata=None):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_files_of_datatrove(dtype):
+def test_files_of_datatrove_are_opened(dtype):
     path = DATA / f"datatrove_{dtype}.ds"
     extent = locate(path, key="tokens", dtype=None)
     index_path = path.with_name(path.name + ".index")

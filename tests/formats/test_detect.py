@@ -5,10 +5,12 @@ import re
 
 import numpy as np
 import pytest
-from helpers import assert_refused, llm_c_bytes, npy_bytes
+from helpers import assert_refused, llm_c_bytes, npy_bytes, tokens_at
 from safetensors.numpy import save
 
 from tokenloader import open_tokens
+from tokenloader.formats.detect import FORMATS, locate
+from tokenloader.tokens.writing import write_file
 
 TOKENS = np.array([5, 0, 65_535, 50_256, 7], np.uint16)
 
@@ -99,3 +101,15 @@ def test_dtype_is_refused_for_a_file_whose_header_tells_it(file, given):
 def test_a_dtype_that_holds_no_tokens_is_refused_and_named(file, dtype, named):
     path = file("train.bin", TOKENS.tobytes())
     assert_refused(path, named, "one of uint8, uint16, uint32, int32, int64", dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "format", [format for format in FORMATS if format.writer], ids=lambda format: format.name
+)
+def test_what_a_format_writes_is_recognised_as_that_format(tmp_path, format):
+    dtype = np.dtype("uint16")
+    write_file(tmp_path / "t.bin", [TOKENS], dtype, format.writer)
+    extent = locate(tmp_path / "t.bin", key="tokens", dtype=None if format.tells_dtype else dtype)
+    assert (extent.format, extent.dtype, extent.num_tokens) == (format, dtype, 5)
+    assert extent.offset_bytes == len(format.writer.header(dtype, 5))
+    np.testing.assert_array_equal(tokens_at(extent), TOKENS)

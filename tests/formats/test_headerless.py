@@ -16,7 +16,7 @@ TOKENS = np.array([5, 0, 65_535, 50_256, 7], np.uint16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_headerless_file_of_each_dtype(file, dtype):
+def test_a_headerless_file_of_each_dtype_is_opened(file, dtype):
     tokens = np.arange(200, 255).astype(dtype)
     path = file("train.bin", tokens.tobytes())
     for given in (dtype, np.dtype(dtype), getattr(np, dtype), tokens.dtype.str):

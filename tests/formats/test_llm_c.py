@@ -18,7 +18,7 @@ TOKENS = np.array([5, 0, 65_535, 50_256, 7], np.uint16)
 @pytest.mark.parametrize(
     ("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")]
 )
-def test_an_llm_c_file_of_each_magic(file, magic, version, dtype):
+def test_an_llm_c_file_of_each_magic_is_opened(file, magic, version, dtype):
     tokens = TOKENS.astype(dtype)
     for name in ("fineweb_train_000001.bin", "tokens.npy", "3f2a9c"):
         path = file(name, llm_c_bytes(tokens, magic, version))
@@ -27,7 +27,7 @@ def test_an_llm_c_file_of_each_magic(file, magic, version, dtype):
         np.testing.assert_array_equal(tokens_at(extent), tokens)
 
 
-def test_an_llm_c_file_by_hand(file):
+def test_an_llm_c_file_by_hand_is_opened(file):
     head = bytes.fromhex("88d83401 01000000 02000000") + bytes(1012)
     np.testing.assert_array_equal(
         open_tokens(file("t.bin", head + b"\x05\0\x50\xc4"))[:], [5, 50256]

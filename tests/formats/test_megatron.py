@@ -81,7 +81,7 @@ SEQUENCES = TOKENS[:3], TOKENS[3:5], TOKENS[5:5], TOKENS[5:]
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 @pytest.mark.parametrize("given", ["bin", "idx"])
-def test_files_of_megatron_core(dtype, given):
+def test_files_of_megatron_core_are_opened(dtype, given):
     path = DATA / f"megatron_{dtype}.bin"
     extent = locate(path.with_suffix(f".{given}"), key="tokens", dtype=None)
     assert extent == Extent(path, 0, np.dtype(dtype), 10, megatron.FORMAT, path.with_suffix(".idx"))
@@ -91,7 +91,7 @@ def test_files_of_megatron_core(dtype, given):
         assert tokens.documents.tolist() == [0, 3, 8, 8, 10]
 
 
-def test_a_file_of_datatroves_megatron_writer():
+def test_a_file_of_datatroves_megatron_writer_is_opened():
     with open_tokens(DATA / "datatrove_megatron.bin") as tokens:
         np.testing.assert_array_equal(tokens[:], FROM_DATATROVE)
         assert tokens.documents.tolist() == [0, 3, 8, 9, 11]

@@ -18,7 +18,7 @@ TOKENS = np.array([5, 0, 65_535, 50_256, 7], np.uint16)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_an_npy_file_of_each_version(file, version, dtype):
+def test_an_npy_file_of_each_version_is_opened(file, version, dtype):
     tokens = np.arange(200, 255).astype(dtype)
     path = file("tokens.npy", npy_bytes(tokens, version))
     extent = locate(path, key="tokens", dtype=None)
@@ -27,7 +27,7 @@ def test_an_npy_file_of_each_version(file, version, dtype):
     np.testing.assert_array_equal(tokens_at(extent), tokens)
 
 
-def test_an_npy_file_by_hand(file):
+def test_an_npy_file_by_hand_is_opened(file):
     header = b"{'descr': '<u2', 'fortran_order': False, 'shape': (5,), }\n"
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + TOKENS.tobytes()
     extent = locate(file("tokens.npy", data), key="tokens", dtype=None)

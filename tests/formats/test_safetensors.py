@@ -29,7 +29,7 @@ def u16_header(name="tokens", count=5):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_safetensors_file_of_the_real_library(tmp_path, dtype):
+def test_a_safetensors_file_of_the_real_library_is_opened(tmp_path, dtype):
     path = tmp_path / "train.safetensors"
     tokens = np.arange(200, 255).astype(dtype)
     save_file({"tokens": tokens}, path)
@@ -39,7 +39,7 @@ def test_a_safetensors_file_of_the_real_library(tmp_path, dtype):
     np.testing.assert_array_equal(tokens_at(extent), tokens)
 
 
-def test_a_tensor_among_others_and_metadata(tmp_path):
+def test_a_tensor_is_found_among_others_and_metadata(tmp_path):
     path = tmp_path / "several.safetensors"
     tensors = {
         "first": np.arange(3, dtype=np.uint8),

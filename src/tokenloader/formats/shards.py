@@ -50,7 +50,7 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
     else:
         files = _files_matching(str(path))
     _refuse_held_out_with_others(path, files, dtype)
-    return _of_one_format(path, files, key, dtype)
+    return _locate_one_format(path, files, key, dtype)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -110,7 +110,7 @@ def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[P
     return sorted(shards or [named], key=_natural)
 
 
-def _of_one_format(
+def _locate_one_format(
     source: Path, files: Sequence[Path], key: str, dtype: DTypeLike | None
 ) -> list[Extent]:
     extents: list[Extent] = []
