@@ -1,10 +1,17 @@
 """What tests of several packages share: naive references, waiting, meshes."""
 
+import io
 import time
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType
+
+from tokenloader import open_tokens
+from tokenloader.formats.detect import locate
+
+DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
 
 
 def naive_gather(tokens, starts, length):
@@ -27,3 +34,42 @@ def make_mesh(*sizes, names="abc", axis_type=AxisType.Auto):
     devices = jax.devices()[: int(np.prod(sizes))]
     axis_types = (axis_type,) * len(sizes)
     return jax.make_mesh(sizes, tuple(names[: len(sizes)]), axis_types=axis_types, devices=devices)
+
+
+def npy_bytes(array, version=None):
+    """The bytes of an .npy file, as numpy writes them."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=version)
+    return file.getvalue()
+
+
+def llm_c_bytes(tokens, magic=20240520, version=1, count=None):
+    """The bytes of an llm.c file by its dev/data/data_common.py: 256 int32, then the tokens."""
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, version, len(tokens) if count is None else count
+    return header.tobytes() + tokens.tobytes()
+
+
+def tokens_at(extent):
+    """The tokens of an extent, read plainly."""
+    data = extent.path.read_bytes()[extent.offset_bytes : extent.offset_bytes + extent.nbytes]
+    return np.frombuffer(data, extent.dtype)
+
+
+def assert_raises(call, *named, error=ValueError):
+    """A call fails with a message that has everything named."""
+    with pytest.raises(error) as raised:
+        call()
+    for part in named:
+        assert part in str(raised.value)
+
+
+def assert_refused(path, *named, error=ValueError, key="tokens", dtype=None):
+    """locate and open_tokens fail with a message that has the path and everything named."""
+    for opening in (locate, open_tokens):
+        assert_raises(
+            lambda opening=opening: opening(path, key=key, dtype=dtype),
+            str(path),
+            *named,
+            error=error,
+        )

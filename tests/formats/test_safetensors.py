@@ -5,14 +5,15 @@ import struct
 
 import numpy as np
 import pytest
+from helpers import DTYPES, assert_refused, tokens_at
 from safetensors.numpy import save, save_file
 
 from tokenloader import open_tokens
+from tokenloader.formats import safetensors
 from tokenloader.formats.detect import locate
 from tokenloader.formats.extent import Extent
 from tokenloader.formats.safetensors import Tensor, read_tensors
 
-DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
 TOKENS = np.array([5, 0, 65_535, 50_256, 7], np.uint16)
 
 
@@ -27,32 +28,18 @@ def u16_header(name="tokens", count=5):
     return {name: {"dtype": "U16", "shape": [count], "data_offsets": [0, 2 * count]}}
 
 
-def tokens_at(extent):
-    data = extent.path.read_bytes()[extent.offset_bytes : extent.offset_bytes + extent.nbytes]
-    return np.frombuffer(data, extent.dtype)
-
-
-def fails(path, *named, error=ValueError, key="tokens", dtype=None):
-    """locate and open_tokens fail with a message that has the path and everything named."""
-    for opening in (locate, open_tokens):
-        with pytest.raises(error) as raised:
-            opening(path, key=key, dtype=dtype)
-        for part in (str(path), *named):
-            assert part in str(raised.value)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_safetensors_file_of_the_real_library(tmp_path, dtype):
+def test_a_safetensors_file_of_the_real_library_is_opened(tmp_path, dtype):
     path = tmp_path / "train.safetensors"
     tokens = np.arange(200, 255).astype(dtype)
     save_file({"tokens": tokens}, path)
     extent = locate(path, key="tokens", dtype=None)
     begin = path.stat().st_size - tokens.nbytes
-    assert extent == Extent(path, begin, np.dtype(dtype), 55, "safetensors")
+    assert extent == Extent(path, begin, np.dtype(dtype), 55, safetensors.FORMAT)
     np.testing.assert_array_equal(tokens_at(extent), tokens)
 
 
-def test_a_tensor_among_others_and_metadata(tmp_path):
+def test_a_tensor_is_found_among_others_and_metadata(tmp_path):
     path = tmp_path / "several.safetensors"
     tensors = {
         "first": np.arange(3, dtype=np.uint8),
@@ -98,8 +85,8 @@ def test_a_safetensors_file_is_known_by_its_bytes_whatever_its_name(file, dtype)
 def test_a_missing_key_is_answered_with_the_keys_there_are(tmp_path):
     path = tmp_path / "t.safetensors"
     save_file({"train": TOKENS, "weights": np.ones((2, 3), np.float32)}, path, metadata={"a": "b"})
-    fails(path, "no tensor 'tokens'", "train (U16[5])", "weights (F32[2, 3])", "Pass key=")
-    fails(path, "no tensor 'ids'", key="ids")
+    assert_refused(path, "no tensor 'tokens'", "train (U16[5])", "weights (F32[2, 3])", "Pass key=")
+    assert_refused(path, "no tensor 'ids'", key="ids")
     with pytest.raises(ValueError, match="no tensor") as raised:
         locate(path, key="tokens", dtype=None)
     assert "__metadata__" not in str(raised.value)
@@ -108,11 +95,11 @@ def test_a_missing_key_is_answered_with_the_keys_there_are(tmp_path):
 def test_metadata_is_no_tensor(tmp_path):
     path = tmp_path / "t.safetensors"
     save_file({"train": TOKENS}, path, metadata={"a": "b"})
-    fails(path, "no tensor '__metadata__'", key="__metadata__")
+    assert_refused(path, "no tensor '__metadata__'", key="__metadata__")
 
 
 def test_a_safetensors_file_without_tensors_says_so(file):
-    fails(
+    assert_refused(
         file("t.safetensors", safetensors_bytes({}, b"")), "no tensor 'tokens'", "there are: none"
     )
 
@@ -120,7 +107,7 @@ def test_a_safetensors_file_without_tensors_says_so(file):
 def test_of_many_tensors_ten_are_named(tmp_path):
     path = tmp_path / "t.safetensors"
     save_file({f"layer{i:02}": np.zeros(1, np.float32) for i in range(25)}, path)
-    fails(path, "layer09 (F32[1]) and 15 more. Pass key=")
+    assert_refused(path, "layer09 (F32[1]) and 15 more. Pass key=")
 
 
 def test_the_tensors_of_a_file_can_be_listed(file):
@@ -143,19 +130,19 @@ def test_duplicate_keys_are_refused_and_named(file):
         "t.safetensors",
         safetensors_bytes(f"{{{entry % ('U8', 10)}, {entry % ('U16', 5)}}}", TOKENS),
     )
-    fails(path, f"not a valid safetensors file of {path.stat().st_size} bytes")
-    fails(path, "the header has 'tokens' more than once")
+    assert_refused(path, f"not a valid safetensors file of {path.stat().st_size} bytes")
+    assert_refused(path, "the header has 'tokens' more than once")
 
 
 def test_duplicate_keys_of_different_data_are_refused(file):
     entry = '"tokens": {"dtype": "U16", "shape": [%d], "data_offsets": [%d, %d]}'
     header = f"{{{entry % (2, 0, 4)}, {entry % (3, 4, 10)}}}"
-    fails(file("t.safetensors", safetensors_bytes(header, TOKENS)), "tokens")
+    assert_refused(file("t.safetensors", safetensors_bytes(header, TOKENS)), "tokens")
 
 
 def test_duplicate_keys_within_a_tensor_are_refused_and_named(file):
     header = '{"tokens": {"dtype": "U16", "shape": [5], "data_offsets": [0, 10], "data_offsets": [0, 10]}}'
-    fails(file("t.safetensors", safetensors_bytes(header, TOKENS)), "data_offsets")
+    assert_refused(file("t.safetensors", safetensors_bytes(header, TOKENS)), "data_offsets")
 
 
 GOOD = safetensors_bytes(u16_header(), TOKENS.tobytes())
@@ -198,18 +185,20 @@ GOOD = safetensors_bytes(u16_header(), TOKENS.tobytes())
 )
 def test_a_damaged_safetensors_file_is_refused_with_its_size(file, data):
     path = file("t.safetensors", data)
-    fails(path, f"not a valid safetensors file of {len(data)} bytes", "is the download complete?")
+    assert_refused(
+        path, f"not a valid safetensors file of {len(data)} bytes", "is the download complete?"
+    )
 
 
 def test_the_size_of_a_damaged_file_is_the_whole_files(file):
-    fails(file("t.safetensors", GOOD + bytes(12_345)), f"of {len(GOOD) + 12_345:,} bytes")
+    assert_refused(file("t.safetensors", GOOD + bytes(12_345)), f"of {len(GOOD) + 12_345:,} bytes")
 
 
 @pytest.mark.parametrize("shape", [(5, 1), (1, 5), (2, 3, 4), ()])
 def test_a_tensor_that_is_not_flat_is_refused_with_its_shape(tmp_path, shape):
     path = tmp_path / "t.safetensors"
     save_file({"tokens": np.zeros(shape, np.uint16)}, path)
-    fails(path, f"tensor 'tokens' has shape {shape}", "reshape(-1)")
+    assert_refused(path, f"tensor 'tokens' has shape {shape}", "reshape(-1)")
 
 
 @pytest.mark.parametrize(
@@ -226,10 +215,19 @@ def test_a_tensor_that_is_not_flat_is_refused_with_its_shape(tmp_path, shape):
 def test_a_tensor_of_another_dtype_is_refused_with_its_dtype(tmp_path, dtype, name):
     path = tmp_path / "t.safetensors"
     save_file({"tokens": np.zeros(4, dtype)}, path)
-    fails(path, f"tensor 'tokens' is of dtype {name},", "U8, U16, U32, I32, I64", "Is key= right?")
+    assert_refused(
+        path, f"tensor 'tokens' is of dtype {name},", "U8, U16, U32, I32, I64", "Is key= right?"
+    )
 
 
 def test_a_tensor_without_tokens_is_refused(tmp_path):
     path = tmp_path / "t.safetensors"
     save_file({"tokens": np.zeros(0, np.uint16)}, path)
-    fails(path, "tensor 'tokens' has no tokens")
+    assert_refused(path, "tensor 'tokens' has no tokens")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_headers_are_of_one_length_for_any_count(dtype):
+    lengths = {len(safetensors.header(np.dtype(dtype), n)) for n in (0, 1, 2**31, 2**33, 10**15)}
+    assert len(lengths) == 1
+    assert lengths.pop() % 64 == 0

@@ -358,7 +358,7 @@ def test_an_index_is_known_by_its_contents(tmp_path):
 def test_json_that_is_no_index_is_of_no_known_format(tmp_path, text):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(text)
-    fails(path, f"{path}: of no known format", "begins with 7b")
+    fails(path, f"{path}: is of no known format", "begins with 7b")
     assert len(open_tokens(path, dtype="uint8")) == len(text)
 
 

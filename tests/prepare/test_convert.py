@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tokenloader as tl
+from tokenloader.formats import headerless, llm_c, npy, safetensors
 from tokenloader.prepare.convert import convert, target_format
 
 IDS = np.arange(1000) % 251
@@ -31,9 +32,9 @@ def tokens(tmp_path):
 @pytest.mark.parametrize("target", FORMATS)
 def test_every_format_becomes_every_format(tmp_path, tokens, source, target):
     first, second = tmp_path / f"first{SUFFIX[source]}", tmp_path / f"second{SUFFIX[target]}"
-    assert convert(tokens, first, format=source) == first.stat().st_size
+    assert convert(tokens, first, writer=target_format(first, source)) == first.stat().st_size
     with opened(first, source, "uint16") as between:
-        convert(between, second, format=target, dtype=np.dtype("uint32"))
+        convert(between, second, writer=target_format(second, target), dtype=np.dtype("uint32"))
     with opened(second, target, "uint32") as result:
         assert result.dtype == np.uint32
         np.testing.assert_array_equal(result[:], IDS)
@@ -41,7 +42,7 @@ def test_every_format_becomes_every_format(tmp_path, tokens, source, target):
 
 def test_several_sources_become_one_file(tmp_path, tokens):
     joined = tl.open_tokens([tmp_path / "source.safetensors"] * 3)
-    convert(joined, tmp_path / "three.npy", format="npy")
+    convert(joined, tmp_path / "three.npy", writer=npy.WRITER)
     np.testing.assert_array_equal(np.load(tmp_path / "three.npy"), np.tile(IDS, 3))
 
 
@@ -51,7 +52,7 @@ def test_ids_that_do_not_fit_the_narrower_dtype_are_refused(tmp_path):
         tl.open_tokens(tmp_path / "a.safetensors") as tokens,
         pytest.raises(ValueError, match="token 10 is 70000, which uint16 cannot hold"),
     ):
-        convert(tokens, tmp_path / "b.npy", format="npy", dtype=np.dtype("uint16"))
+        convert(tokens, tmp_path / "b.npy", writer=npy.WRITER, dtype=np.dtype("uint16"))
     assert os.listdir(tmp_path) == ["a.safetensors"]
 
 
@@ -59,9 +60,9 @@ def test_a_file_that_exists_is_replaced_only_by_force(tmp_path, tokens):
     target = tmp_path / "t.npy"
     target.write_bytes(b"precious")
     with pytest.raises(FileExistsError, match=re.escape(f"{target} exists (8 bytes); --force")):
-        convert(tokens, target, format="npy")
+        convert(tokens, target, writer=npy.WRITER)
     assert target.read_bytes() == b"precious"
-    convert(tokens, target, format="npy", force=True)
+    convert(tokens, target, writer=npy.WRITER, force=True)
     np.testing.assert_array_equal(np.load(target), IDS)
 
 
@@ -69,7 +70,7 @@ def test_a_pipe_or_a_device_is_refused_before_the_disk_is_looked_at(tmp_path, to
     os.mkfifo(tmp_path / "pipe")
     for target in (tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(OSError, match=re.escape(f"{target} is not a regular file")):
-            convert(tokens, target, format="raw", force=True)
+            convert(tokens, target, writer=headerless.WRITER, force=True)
 
 
 @pytest.mark.parametrize("link", ["same", "hard link", "symbolic link"])
@@ -83,7 +84,7 @@ def test_a_file_is_not_written_over_what_is_read(tmp_path, tokens, link):
     with pytest.raises(
         ValueError, match=re.escape(f"{target} is the file that is read ({source})")
     ):
-        convert(tokens, target, format="safetensors", force=True)
+        convert(tokens, target, writer=safetensors.WRITER, force=True)
 
 
 def test_a_disk_that_is_too_full_is_told_before_anything_is_written(tmp_path, tokens, monkeypatch):
@@ -91,7 +92,7 @@ def test_a_disk_that_is_too_full_is_told_before_anything_is_written(tmp_path, to
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(9999, 9000, 999))
     message = "t.npy: 2,128 bytes are needed on this disk and 999 are free"
     with pytest.raises(OSError, match=message):
-        convert(tokens, tmp_path / "t.npy", format="npy")
+        convert(tokens, tmp_path / "t.npy", writer=npy.WRITER)
     assert os.listdir(tmp_path) == ["source.safetensors"]
 
 
@@ -102,14 +103,14 @@ def test_too_many_tokens_for_llm_c_are_refused_before_anything_is_written(tmp_pa
         tl.open_tokens(tmp_path / "sparse.bin", dtype="uint16") as tokens,
         pytest.raises(ValueError, match="at most 2,147,483,647, and these are 2,147,483,648"),
     ):
-        convert(tokens, tmp_path / "t.bin", format="llm.c")
+        convert(tokens, tmp_path / "t.bin", writer=llm_c.WRITER)
     assert os.listdir(tmp_path) == ["sparse.bin"]
 
 
 def test_the_suffix_says_the_format_where_it_can(tmp_path):
-    assert target_format(tmp_path / "a.npy", None) == "npy"
-    assert target_format(tmp_path / "a.safetensors", None) == "safetensors"
-    assert target_format(tmp_path / "a.npy", "raw") == "raw"
+    assert target_format(tmp_path / "a.npy", None) is npy.WRITER
+    assert target_format(tmp_path / "a.safetensors", None) is safetensors.WRITER
+    assert target_format(tmp_path / "a.npy", "raw") is headerless.WRITER
     with pytest.raises(
         ValueError, match=r"a.bin: the suffix .bin may be several formats; say which"
     ):

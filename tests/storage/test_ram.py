@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tokenloader.formats import headerless
 from tokenloader.formats.extent import Extent
 from tokenloader.storage import ram as _storage
 from tokenloader.storage.kernel_advice import is_cached
@@ -36,7 +37,7 @@ def read_into_ram(extents):
 
 def written(path, offset_bytes=0, tokens=TOKENS, after=b""):
     path.write_bytes(b"\xaa" * offset_bytes + tokens.tobytes() + after)
-    return Extent(path, offset_bytes, tokens.dtype, len(tokens), "headerless")
+    return Extent(path, offset_bytes, tokens.dtype, len(tokens), headerless.FORMAT)
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 1, 7, 64, 4095, 4097])
@@ -189,7 +190,7 @@ def test_reading_into_ram_leaves_no_second_copy_in_the_page_cache(tmp_path):
 
 
 def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path):
-    extent = Extent(tmp_path / "gone", 0, np.dtype("uint16"), 10, "headerless")
+    extent = Extent(tmp_path / "gone", 0, np.dtype("uint16"), 10, headerless.FORMAT)
     with pytest.raises(FileNotFoundError, match=re.escape(str(extent.path))):
         read_into_ram([extent])
     with pytest.raises(FileNotFoundError, match=re.escape(str(extent.path))):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenloader.formats import safetensors
 from tokenloader.formats.extent import Extent
-from tokenloader.formats.safetensors import read_tensors
 from tokenloader.plans.shuffled_epochs import ShuffledEpochs
 from tokenloader.storage.kernel_advice import CACHE_IS_TOLD, PAGE, num_cached
 from tokenloader.storage.ram import map_read_only
@@ -70,13 +70,14 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
     share, sampled = cached_share(extents)
     return Info(
         files=tuple(
-            File(str(one.path), one.format, one.offset_bytes, one.num_tokens) for one in extents
+            File(str(one.path), one.format.name, one.offset_bytes, one.num_tokens)
+            for one in extents
         ),
         tensors=tuple(
             f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
             for one in extents[:1]
-            if one.format == "safetensors"
-            for tensor in read_tensors(one.path)
+            if one.format is safetensors.FORMAT
+            for tensor in safetensors.read_tensors(one.path)
         ),
         dtype=tokens.dtype.name,
         num_tokens=len(tokens),

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import click
 
 from tokenloader.cli.console import WRONG, print_out, run_and_exit
+from tokenloader.formats.detect import WRITERS
 from tokenloader.formats.extent import TOKEN_DTYPES, token_dtype
 from tokenloader.tokens.opening import open_tokens
 from tokenloader.tokens.token_array import TokenArray
-from tokenloader.tokens.writing import Format
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -223,7 +223,7 @@ def bench(
 @click.option(
     "--to",
     "format",
-    type=click.Choice(get_args(Format)),
+    type=click.Choice([writer.name for writer in WRITERS]),
     help="The format of DST, where its suffix is not .safetensors or .npy.",
 )
 @click.option("--dtype", type=_DTYPES, help="Of DST; ids that do not fit are refused.")
@@ -235,7 +235,7 @@ def bench(
 def convert(
     sources: Sequence[str],
     target: Path,
-    format: Format | None,
+    format: str | None,
     dtype: str | None,
     source_dtype: str | None,
     key: str,
@@ -258,17 +258,17 @@ def convert(
     from tokenloader.prepare.convert import convert as run
     from tokenloader.prepare.convert import target_format
 
-    chosen = target_format(target, format)
+    writer = target_format(target, format)
     with _open(sources, key, source_dtype) as tokens:
         num_bytes = run(
             tokens,
             target,
-            format=chosen,
+            writer=writer,
             dtype=token_dtype(dtype, "--dtype ") if dtype else None,
             force=force,
             progress=_on_terminal(),
         )
-        print_out(f"{target}: {len(tokens):,} tokens, {size(num_bytes)}, {chosen}")
+        print_out(f"{target}: {len(tokens):,} tokens, {size(num_bytes)}, {writer.name}")
 
 
 @commands.command()

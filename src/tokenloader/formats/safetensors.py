@@ -19,23 +19,24 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from tokenloader.formats.extent import (
+from tokenloader.formats.extent import Extent, flat_extent
+from tokenloader.formats.format import (
     Candidate,
     DoubtfulFormatError,
-    Extent,
+    Format,
     NotThisFormatError,
-    flat_extent,
+    Writer,
 )
 
-FORMAT = "safetensors"
-
-DTYPES: dict[str, np.dtype[Any]] = {
+_DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("uint8"),
     "U16": np.dtype("<u2"),
     "U32": np.dtype("<u4"),
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
 }
+_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
+_HEADER_BYTES = 256  # as written, its length included: room for any count, and data begins aligned
 _MAX_INDEX_BYTES = 16 << 20
 _MAX_NAMED = 10
 
@@ -46,10 +47,10 @@ class Tensor:
 
     Args:
         name: its key.
-        dtype: as the format writes it, "U16" for one.
-        shape: of any length.
-        offset_bytes: of its data, in the file.
-        nbytes: of its data.
+        dtype: its dtype as the format writes it, such as "U16".
+        shape: its shape, with any number of axes.
+        offset_bytes: bytes of the file before its data.
+        nbytes: bytes of its data.
     """
 
     name: str
@@ -59,11 +60,11 @@ class Tensor:
     nbytes: int
 
 
-def find_safetensors(candidate: Candidate, key: str) -> Extent:
-    """The tensor `key` of a safetensors file."""
+def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
+    """Finds the tensor `key` of a safetensors file."""
     path, head, size_bytes = candidate.path, candidate.head, candidate.size_bytes
     header_bytes = int.from_bytes(head[:8], "little")
-    # By its bytes; by its name only to say of a damaged one that it is damaged.
+    # The name counts only to say that a damaged file is damaged.
     if path.suffix != ".safetensors":
         if len(head) < 9 or header_bytes > size_bytes - 8:
             raise NotThisFormatError(
@@ -76,29 +77,29 @@ def find_safetensors(candidate: Candidate, key: str) -> Extent:
         there = [f"{t.name} ({t.dtype}{list(t.shape)})" for t in tensors.values()]
         raise ValueError(f"{path}: no tensor {key!r}; there are: {listed(there)}. Pass key=")
     tensor = tensors[key]
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is None:
+    found = _DTYPES.get(tensor.dtype)
+    if found is None:
         raise ValueError(
             f"{path}: tensor {key!r} is of dtype {tensor.dtype}, which cannot hold token ids here; "
-            f"needed is one of {', '.join(DTYPES)}. Is key= right?"
+            f"expected one of {', '.join(_DTYPES)}. Is key= right?"
         )
     return flat_extent(
-        path, f"tensor {key!r}", dtype, tensor.shape, tensor.offset_bytes, tensor.nbytes, FORMAT
+        path, f"tensor {key!r}", found, tensor.shape, tensor.offset_bytes, tensor.nbytes, FORMAT
     )
 
 
 def read_tensors(path: Path) -> list[Tensor]:
-    """All tensors of a file, in the order of its header.
+    """Lists the tensors of a file, in the order of its header.
 
     Raises:
-        DoubtfulFormatError: it is no valid safetensors file.
+        DoubtfulFormatError: the file is no valid safetensors file.
     """
     try:
         with safe_open(path, framework="numpy"):
             pass  # opening validates: header, offsets without holes or overlaps, exact file size
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_bytes), object_pairs_hook=_dict_of_unique_keys)
+            header = json.loads(file.read(header_bytes), object_pairs_hook=_unique)
     except (SafetensorError, ValueError) as error:
         raise DoubtfulFormatError(
             f"{path}: not a valid safetensors file of {path.stat().st_size:,} bytes ({error}); "
@@ -106,14 +107,14 @@ def read_tensors(path: Path) -> list[Tensor]:
         ) from error
     header.pop("__metadata__", None)
     return [
-        Tensor(name, of["dtype"], tuple(of["shape"]), 8 + header_bytes + begin, end - begin)
-        for name, of in header.items()
-        for begin, end in [of["data_offsets"]]
+        Tensor(name, entry["dtype"], tuple(entry["shape"]), 8 + header_bytes + begin, end - begin)
+        for name, entry in header.items()
+        for begin, end in [entry["data_offsets"]]
     ]
 
 
 def read_index(candidate: Candidate) -> dict[str, str] | None:
-    """The weight_map of an index file, {tensor: name of a file beside it}; None if it is no such file."""
+    """Reads the weight_map of an index file, {tensor: name of a file}; None if it is no such file."""
     if not candidate.head.lstrip().startswith(b"{") or candidate.size_bytes > _MAX_INDEX_BYTES:
         return None
     try:
@@ -125,16 +126,32 @@ def read_index(candidate: Candidate) -> dict[str, str] | None:
     return weight_map
 
 
+def header(dtype: np.dtype[Any], num_tokens: int) -> bytes:
+    """Makes the header of a file with the one tensor "tokens", padded with spaces."""
+    tensor = {
+        "dtype": _NAMES[dtype.name],
+        "shape": [num_tokens],
+        "data_offsets": [0, num_tokens * dtype.itemsize],
+    }
+    text = json.dumps({"tokens": tensor}, separators=(",", ":")).encode()
+    length = _HEADER_BYTES - 8
+    return length.to_bytes(8, "little") + text.ljust(length)
+
+
 def listed(names: Sequence[str]) -> str:
-    """Names for a message: the first ten, and how many more there are."""
+    """Lists names for a message: the first ten, and how many more there are."""
     more = len(names) - _MAX_NAMED
     return (", ".join(names[:_MAX_NAMED]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
-def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):  # the library keeps one of them and does not say which
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"the header has {', '.join(map(repr, twice))} more than once")
     return result
+
+
+WRITER = Writer("safetensors", ".safetensors", header)
+FORMAT = Format("safetensors", find, (".safetensors",), side_suffixes=(".json",), writer=WRITER)

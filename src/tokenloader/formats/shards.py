@@ -1,8 +1,8 @@
 """Shards: the token files that a directory, a pattern or a safetensors index stands for, in order.
 
 The order is natural: numbers in names count as numbers, so shard_2 comes before shard_10. What would
-silently make another data set of it is refused: several formats, training and held-out files together,
-a set NAME-00001-of-00004 with files missing.
+silently make another data set is refused: several formats, training files with held-out ones, a set
+NAME-00001-of-00004 with files missing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 
 from numpy.typing import DTypeLike
 
-from tokenloader.formats.detect import UnknownFormatError, locate
-from tokenloader.formats.extent import Extent, look_at, token_dtype
+from tokenloader.formats.detect import FORMATS, UnknownFormatError, locate
+from tokenloader.formats.extent import Extent, token_dtype
+from tokenloader.formats.format import look_at
 from tokenloader.formats.safetensors import listed, read_index, read_tensors
 
-_TOKEN_SUFFIXES = ".safetensors", ".npy", ".bin", ".ds"  # that a directory's shards may have
-_SIDE_SUFFIXES = ".idx", ".index", ".metadata", ".loss", ".json", ".md", ".txt"
+_TOKEN_SUFFIXES = list(dict.fromkeys(suffix for format in FORMATS for suffix in format.suffixes))
+_SIDE_SUFFIXES = {".md", ".txt"}.union(*(format.side_suffixes for format in FORMATS))
 _SIDE_NAMES = "README", "LICENSE"
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "dev", "heldout"}
 
@@ -32,12 +33,12 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
         path: a token file; NAME.safetensors.index.json; a directory, of which the files named
             .safetensors, .npy, .bin or .ds are taken, hidden ones and directories in it are not; or a
             pattern of `*`, `?`, `[...]` and `**`, if there is no file of that very name.
-        key: the tensor, in safetensors files.
-        dtype: of headerless files.
+        key: name of the tensor in safetensors files.
+        dtype: numpy dtype of one token in headerless files.
 
     Raises:
         OSError: a file is missing or cannot be read, or nothing matches.
-        ValueError: a file is not as `locate` needs it; or the files do not make one data set.
+        ValueError: a file is not as `locate` expects it; or the files do not make one data set.
     """
     if path.is_dir():
         files = _files_in(path)
@@ -49,7 +50,7 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
     else:
         files = _files_matching(str(path))
     _refuse_held_out_with_others(path, files, dtype)
-    return _of_one_format(path, files, key, dtype)
+    return _locate_one_format(path, files, key, dtype)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -85,10 +86,10 @@ def _files_matching(pattern: str) -> list[Path]:
 
 
 def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[Path]:
-    """The files that hold the tensor `key`.
+    """Finds the files that hold the tensor `key`.
 
-    An index names one file for a tensor. Where every shard has a tensor of the same name it can but name
-    the last; so all files of its set NAME-00001-of-00004.safetensors are asked.
+    An index names one file for a tensor. Where every shard has a tensor of the same name it can name only
+    the last; so all files of the set NAME-00001-of-00004.safetensors are searched.
     """
     if key not in weight_map:
         raise ValueError(
@@ -109,7 +110,7 @@ def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[P
     return sorted(shards or [named], key=_natural)
 
 
-def _of_one_format(
+def _locate_one_format(
     source: Path, files: Sequence[Path], key: str, dtype: DTypeLike | None
 ) -> list[Extent]:
     extents: list[Extent] = []
@@ -121,17 +122,16 @@ def _of_one_format(
             unknown.append((file, error))
     if unknown and not extents:
         raise unknown[0][1]
-    of_format = {
-        format: [extent.path for extent in extents if extent.format == format]
-        for format in dict.fromkeys(extent.format for extent in extents)
-    }
+    by_format: dict[str, list[Path]] = {}
+    for extent in extents:
+        by_format.setdefault(extent.format.name, []).append(extent.path)
     if unknown:
-        of_format["unknown or headerless"] = [file for file, _ in unknown]
-    if len(of_format) > 1:
-        seen = "; ".join(f"{format}: {_sample(files)}" for format, files in of_format.items())
+        by_format["unknown or headerless"] = [file for file, _ in unknown]
+    if len(by_format) > 1:
+        seen = "; ".join(f"{format}: {_sample(files)}" for format, files in by_format.items())
         raise ValueError(
             f"{source}: has files of several formats ({seen}); open those that belong together: "
-            f"{_calls(of_format.values(), dtype)}"
+            f"{_calls(by_format.values(), dtype)}"
         )
     return extents
 
@@ -167,13 +167,13 @@ def _refuse_missing(source: Path, files: Iterable[Path]) -> None:
 
 
 def _numbered_set(file: Path) -> tuple[Path, str, int, str] | None:
-    """What the files of one set NAME-00002-of-00004.SUFFIX have in common."""
+    """Parses NAME-00002-of-00004.SUFFIX into what the files of one set have in common."""
     found = re.fullmatch(r"(.*-)[0-9]+-of-([0-9]+)(\..*|)", file.name)
     return (file.parent, found[1], int(found[2]), found[3]) if found else None
 
 
 def _natural(path: Path) -> tuple[list[list[str | int]], str]:
-    """Names as text, number, text, ...: [part of the path][odd places are numbers]; equal ones by name."""
+    """Makes a sort key: each part of the path as text, number, text, ...; equal ones by their names."""
     # The stem, so that train.bin comes before train2.bin.
     split = [re.split("([0-9]+)", part) for part in (*path.parent.parts, path.stem)]
     return [[int(s) if i % 2 else s for i, s in enumerate(part)] for part in split], str(path)
@@ -184,7 +184,7 @@ def _sample(files: Sequence[Path]) -> str:
 
 
 def _calls(groups: Iterable[Sequence[Path]], dtype: DTypeLike | None) -> str:
-    """A call for each group of files: the pattern of their names, or several."""
+    """Writes a call for each group of files: the pattern of their names, or several."""
     calls = []
     last = "" if dtype is None else f", dtype={token_dtype(dtype, 'dtype=').name!r}"
     for files in groups:

@@ -6,37 +6,38 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tokenloader.check.info import extents_of
+from tokenloader.formats.detect import WRITERS
+from tokenloader.formats.format import Writer
 from tokenloader.tokens.token_array import TokenArray
-from tokenloader.tokens.writing import Format, blocks, check_format, check_place, header, write_file
-
-_OF_SUFFIX: dict[str, Format] = {".safetensors": "safetensors", ".npy": "npy"}
+from tokenloader.tokens.writing import blocks, check_place, write_file
 
 
-def target_format(path: Path, chosen: Format | None) -> Format:
-    """The format to write: the one chosen, or what the suffix of the path says.
+def target_format(path: Path, chosen: str | None) -> Writer:
+    """Returns the writer of the format chosen by name, or of the one that the suffix of the path says.
 
     Raises:
-        ValueError: it says nothing (.bin is several formats).
+        ValueError: the suffix says nothing (.bin is several formats).
     """
-    found = chosen or _OF_SUFFIX.get(path.suffix)
-    if found is None:
-        what = f"the suffix {path.suffix} may be several formats" if path.suffix else "no suffix"
-        raise ValueError(f"{path}: {what}; say which to write: --to {', '.join(get_args(Format))}")
-    return found
+    for writer in WRITERS:
+        if writer.name == chosen or (chosen is None and writer.suffix == path.suffix):
+            return writer
+    what = f"the suffix {path.suffix} may be several formats" if path.suffix else "no suffix"
+    names = ", ".join(writer.name for writer in WRITERS)
+    raise ValueError(f"{path}: {what}; say which to write: --to {names}")
 
 
 def convert(
     tokens: TokenArray,
     path: Path,
     *,
-    format: Format,
+    writer: Writer,
     dtype: np.dtype[Any] | None = None,
     force: bool = False,
     progress: bool = False,
@@ -46,6 +47,7 @@ def convert(
     Args:
         tokens: from files or memory.
         path: the file to write.
+        writer: its format.
         dtype: of the file; None: that of the tokens. Ids are checked to fit.
         force: replace a file that exists.
         progress: show a progress bar.
@@ -58,10 +60,10 @@ def convert(
     """
     dtype = dtype or tokens.dtype
     check_target(path, force=force, read=[extent.path for extent in extents_of(tokens)])
-    check_format(format, dtype, len(tokens))
-    num_bytes = len(header(format, dtype, 0)) + len(tokens) * dtype.itemsize
+    writer.check(dtype, len(tokens))
+    num_bytes = len(writer.header(dtype, 0)) + len(tokens) * dtype.itemsize
     check_space(path, num_bytes)
-    write_file(path, _with_progress(blocks(tokens), len(tokens), progress), dtype, format)
+    write_file(path, _with_progress(blocks(tokens), len(tokens), progress), dtype, writer)
     return num_bytes
 
 

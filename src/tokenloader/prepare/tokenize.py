@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from tokenloader.formats import safetensors
 from tokenloader.prepare.text import import_extra, read_documents
 from tokenloader.tokens.writing import write_file
 
@@ -147,7 +148,7 @@ def tokenize(
                 bar.update(len(ids))
                 yield ids
 
-        num_tokens = write_file(out, arrays(), tokenizer.dtype, "safetensors")
+        num_tokens = write_file(out, arrays(), tokenizer.dtype, safetensors.WRITER)
     return Tokenized(
         num_documents=counts.documents,
         num_tokens=num_tokens,

@@ -37,7 +37,7 @@ def open_tokens(
 
     A file is recognised by its bytes: safetensors, NumPy .npy, llm.c's and modded-nanogpt's .bin,
     Megatron-LM's .bin with its .idx beside it, datatrove's .ds with its .ds.index beside it, or
-    headerless. docs/formats.md describes each.
+    headerless, with a JSON file beside it or dtype= given. docs/formats.md describes each.
 
     Args:
         source: any of these, or a sequence of them, which become one token axis in the order given:

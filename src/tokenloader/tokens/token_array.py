@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tokenloader.formats.extent import Extent
-from tokenloader.formats.indexed import read_documents
+from tokenloader.formats.format import read_document_boundaries
 from tokenloader.storage.kernel_advice import (
     PAGE,
     FaultError,
@@ -118,7 +118,7 @@ class TokenArray:
         if self._documents is None and self._indexed:
             boundaries = [np.zeros(1, np.int64)]
             for extent in self._indexed:
-                boundaries.append(boundaries[-1][-1] + read_documents(extent)[1:])
+                boundaries.append(boundaries[-1][-1] + read_document_boundaries(extent)[1:])
             documents = np.concatenate(boundaries)
             documents.flags.writeable = False
             self._documents = documents

@@ -6,36 +6,27 @@ nothing behind, and a file that was there before is untouched.
 
 A header tells the number of tokens, which is known last. So its room is left free and filled at the end:
 the formats allow a header to be padded (safetensors with spaces, .npy likewise) or fix its length (llm.c).
-
-Sources: those of `_formats`; llm.c, dev/data/data_common.py (write_datafile).
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tokenloader.formats.detect import LLM_C_HEADER_BYTES, LLM_C_VERSIONS
+from tokenloader.formats import safetensors
 from tokenloader.formats.extent import token_dtype
-from tokenloader.formats.safetensors import DTYPES as SAFETENSORS_DTYPES
+from tokenloader.formats.format import Writer
 from tokenloader.tokens.token_array import TokenArray
 
-Format = Literal["safetensors", "npy", "llm.c", "raw"]
-
 BLOCK_TOKENS = 1 << 20  # converted and written at a time
-_SAFETENSORS_BYTES = 256  # of header, its length included: room for any count; data begins aligned
-_SAFETENSORS_NAMES = {dtype.name: name for name, dtype in SAFETENSORS_DTYPES.items()}
-_LLM_C_MAGIC = {dtype.name: (magic, v) for magic, (v, dtype) in LLM_C_VERSIONS.items()}
-_LLM_C_MOST = 2**31 - 1  # its count is an int32
 
 
 def write_tokens(
@@ -68,29 +59,29 @@ def write_tokens(
         >>> write_tokens("fox.safetensors", documents)  # doctest: +SKIP
         5
     """
-    return write_file(Path(path), blocks(arrays), token_dtype(dtype, "dtype="), "safetensors")
+    return write_file(Path(path), blocks(arrays), token_dtype(dtype, "dtype="), safetensors.WRITER)
 
 
 def write_file(
-    path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any], format: Format
+    path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any], writer: Writer
 ) -> int:
-    """Writes 1-D arrays of integers to a file of a format; returns the number of tokens.
+    """Writes 1-D arrays of integers to a file of the writer's format; returns the number of tokens.
 
     Raises: as `write_tokens`; and ValueError if the format cannot hold the dtype or so many tokens.
     """
-    header_bytes = len(header(format, dtype, 0))
+    header_bytes = len(writer.header(dtype, 0))
     num_tokens = 0
     with atomic_file(path) as file:
         file.write(bytes(header_bytes))
         for array in arrays:
             ids = _fitted(array, dtype, num_tokens)
             num_tokens += len(ids)
-            check_format(format, dtype, num_tokens)
+            writer.check(dtype, num_tokens)
             write_all(file, ids)
         if not num_tokens:
             raise ValueError(f"{path}: there are no tokens to write; at least one is needed")
         file.seek(0)
-        file.write(header(format, dtype, num_tokens))
+        file.write(writer.header(dtype, num_tokens))
     return num_tokens
 
 
@@ -142,46 +133,6 @@ def _fitted(ids: NDArray[Any], dtype: np.dtype[Any], position: int) -> NDArray[A
                 f"{limits.min} to {limits.max}); use a wider dtype, or see where the id comes from"
             )
     return ids.astype(dtype)
-
-
-def check_format(format: Format, dtype: np.dtype[Any], num_tokens: int) -> None:
-    """Raises ValueError if a file of this format cannot hold so many tokens of this dtype."""
-    if format != "llm.c":
-        return
-    if dtype.name not in _LLM_C_MAGIC:
-        raise ValueError(
-            f"an llm.c .bin file holds {' or '.join(_LLM_C_MAGIC)} tokens, not {dtype}; say which: "
-            f"--dtype {' or --dtype '.join(_LLM_C_MAGIC)}"
-        )
-    if num_tokens > _LLM_C_MOST:
-        raise ValueError(
-            f"an llm.c .bin file counts its tokens in an int32, so it holds at most {_LLM_C_MOST:,}, and "
-            f"these are {num_tokens:,} or more; write another format, or write parts"
-        )
-
-
-def header(format: Format, dtype: np.dtype[Any], num_tokens: int) -> bytes:
-    """What stands before the tokens; of one length for all counts."""
-    if format == "safetensors":
-        tensor = {
-            "dtype": _SAFETENSORS_NAMES[dtype.name],
-            "shape": [num_tokens],
-            "data_offsets": [0, num_tokens * dtype.itemsize],
-        }
-        text = json.dumps({"tokens": tensor}, separators=(",", ":")).encode()
-        length = _SAFETENSORS_BYTES - 8
-        return length.to_bytes(8, "little") + text.ljust(length)
-    if format == "npy":
-        file = io.BytesIO()
-        description = {"descr": dtype.str, "fortran_order": False, "shape": (num_tokens,)}
-        np.lib.format.write_array_header_1_0(file, description)  # leaves room for 21 digits
-        return file.getvalue()
-    if format == "llm.c":
-        check_format(format, dtype, num_tokens)
-        values = np.zeros(LLM_C_HEADER_BYTES // 4, "<i4")
-        values[:3] = (*_LLM_C_MAGIC[dtype.name], num_tokens)
-        return values.tobytes()
-    return b""
 
 
 def check_place(path: Path) -> None:

@@ -1,0 +1,87 @@
+"""datatrove's .ds files, with an index of documents beside them.
+
+NAME.ds is nothing but tokens, little-endian uint16 or uint32. NAME.ds.index: u64 document ends, in tokens.
+NAME.ds.metadata: text, of which the second line is the number of tokens. NAME.ds.loss: a mask.
+
+Opening reads the last document end and no more: with 10^7 documents an index has 80 MB.
+
+Source: https://github.com/huggingface/datatrove/blob/main/src/datatrove/pipeline/tokens/tokenizer.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenloader.formats.extent import Extent
+from tokenloader.formats.format import (
+    Candidate,
+    DoubtfulFormatError,
+    Format,
+    NotThisFormatError,
+    is_there,
+)
+
+
+def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
+    """Finds the tokens of a NAME.ds by its index or metadata.
+
+    Both tell how wide tokens are and no more, so a dtype of that width is taken at its word.
+    """
+    path, size_bytes = candidate.path, candidate.size_bytes
+    index_path, metadata_path = (
+        path.with_name(path.name + suffix) for suffix in (".index", ".metadata")
+    )
+    if is_there(index_path):
+        num_tokens, teller = _last_document_end(index_path), index_path
+    elif is_there(metadata_path):
+        num_tokens, teller = _count_in_metadata(metadata_path), metadata_path
+    else:
+        raise NotThisFormatError(f"there is no {path.name}.index or .metadata beside it")
+    if size_bytes not in (2 * num_tokens, 4 * num_tokens):
+        raise DoubtfulFormatError(
+            f"{path}: by {teller.name} it has {num_tokens:,} tokens, which in {size_bytes:,} bytes are "
+            f"neither 2 nor 4 bytes each; is one of the two truncated, or of another data set? To open "
+            f"it as it is, move {teller.name} away and pass dtype="
+        )
+    found = np.dtype("uint16" if size_bytes == 2 * num_tokens else "uint32")
+    if dtype is not None and dtype.itemsize == found.itemsize:
+        found = dtype
+    return Extent(path, 0, found, num_tokens, FORMAT, index_path if teller is index_path else None)
+
+
+def read_boundaries(index_path: Path) -> NDArray[np.int64]:
+    """Reads document boundaries, int64 [num_documents + 1] in tokens."""
+    ends = np.fromfile(index_path, "<u8").astype(np.int64)
+    return np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def _last_document_end(index_path: Path) -> int:
+    size_bytes = index_path.stat().st_size
+    if not size_bytes or size_bytes % 8:
+        raise DoubtfulFormatError(
+            f"{index_path}: {size_bytes} bytes is not a whole number of document ends (8 bytes each, 1 or "
+            f"more); fetch or write it again, or move it away and pass dtype="
+        )
+    return int(np.fromfile(index_path, "<u8", 1, offset=size_bytes - 8)[0])
+
+
+def _count_in_metadata(metadata_path: Path) -> int:
+    with metadata_path.open("rb") as file:
+        lines = file.read(1 << 16).splitlines()
+    if len(lines) < 2 or not lines[1].isdigit():
+        raise NotThisFormatError(f"{metadata_path.name} beside it tells no number of tokens")
+    return int(lines[1])
+
+
+FORMAT = Format(
+    "datatrove .ds",
+    find,
+    (".ds",),
+    side_suffixes=(".index", ".metadata", ".loss"),
+    tells_dtype=False,
+    read_boundaries=read_boundaries,
+)

@@ -1,0 +1,175 @@
+"""Megatron-LM's .bin files, with an index of sequences and documents beside them.
+
+PREFIX.bin is nothing but tokens. PREFIX.idx: "MMIDIDX", two zero bytes, u64 version 1, u8 code of the
+dtype, u64 number of sequences S, u64 number of document entries D; then int32 [S] sequence lengths in
+tokens, int64 [S] byte offsets in the .bin, int64 [D] sequence numbers at which documents begin and, last,
+the end; int8 [S] modes in multimodal data. All little-endian.
+
+Opening reads no more than the two ends of an index: with 10^7 documents it has 200 MB.
+
+Source: https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
+from tokenloader.formats.format import Candidate, Format, NotThisFormatError
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {
+    code: np.dtype(name)
+    for code, name in enumerate(
+        ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"), start=1
+    )
+}
+_CHECKED_AT_OPEN = 1 << 15  # sequences at each end; 400 KiB of the index
+
+
+class _Index(NamedTuple):
+    path: Path
+    dtype: np.dtype[Any]
+    num_sequences: int
+    num_entries: int  # one more than there are documents
+
+    def lengths(self, first: int, count: int) -> NDArray[np.int64]:
+        """Reads the lengths of sequences from `first` on, int64 [count] in tokens."""
+        at = _HEADER.size + 4 * first
+        return np.fromfile(self.path, "<i4", count, offset=at).astype(np.int64)
+
+    def pointers(self, first: int, count: int) -> NDArray[np.int64]:
+        """Reads where sequences from `first` on begin, int64 [count] in bytes."""
+        at = _HEADER.size + 4 * self.num_sequences + 8 * first
+        return np.fromfile(self.path, "<i8", count, offset=at)
+
+    def entries(self) -> NDArray[np.int64]:
+        """Reads the sequences with which documents begin, int64 [num_entries]."""
+        at = _HEADER.size + 12 * self.num_sequences
+        return np.fromfile(self.path, "<i8", self.num_entries, offset=at)
+
+
+def find(
+    candidate: Candidate,
+    key: str,
+    dtype: np.dtype[Any] | None,
+    *,
+    checked_at_open: int = _CHECKED_AT_OPEN,
+) -> Extent:
+    """Finds the tokens of PREFIX.bin and PREFIX.idx, given either.
+
+    The first and the last `checked_at_open` sequences are checked, the others with the documents.
+    """
+    path = candidate.path
+    if candidate.head.startswith(_MAGIC):
+        index_path, path = path, path.with_suffix(".bin")
+        if index_path == path or not path.is_file():
+            raise FileNotFoundError(
+                f"{index_path}: is the index of Megatron-LM tokens, which should be in {path.name} beside "
+                f"it, a file that is not there; bring the two together, named PREFIX.idx and PREFIX.bin"
+            )
+    else:
+        index_path = path.with_suffix(".idx")
+        if path.suffix != ".bin" or not index_path.is_file():
+            raise NotThisFormatError(f"there is no {path.stem}.idx beside it")
+    index = _read_header(index_path)
+    count = min(index.num_sequences, checked_at_open)
+    if count < index.num_sequences:
+        _check_sequences(index, 0, count)
+    end_bytes = _check_sequences(index, index.num_sequences - count, count)
+    size_bytes = path.stat().st_size
+    if end_bytes != size_bytes:
+        raise ValueError(
+            f"{path}: has {size_bytes:,} bytes, and by {index_path.name} its tokens end at byte "
+            f"{end_bytes:,}; is one of the two truncated, or of another data set?"
+        )
+    num_tokens = end_bytes // index.dtype.itemsize
+    if not num_tokens:
+        raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
+    # A writer that was never told where a document ends leaves one entry, 0.
+    documents = index_path if index.num_entries > 1 else None
+    return Extent(path, 0, index.dtype, num_tokens, FORMAT, documents)
+
+
+def read_boundaries(index_path: Path) -> NDArray[np.int64]:
+    """Reads document boundaries, int64 [num_documents + 1] in tokens, and checks all sequences."""
+    index = _read_header(index_path)
+    _check_sequences(index, 0, index.num_sequences)
+    begins = np.zeros(index.num_sequences + 1, np.int64)
+    np.cumsum(index.lengths(0, index.num_sequences), out=begins[1:])
+    entries = index.entries()
+    outside = np.flatnonzero((entries < 0) | (entries > index.num_sequences))
+    if outside.size:
+        raise ValueError(
+            f"{index_path}: document entry {outside[0]:,} is sequence {entries[outside[0]]:,}, and there "
+            f"are {index.num_sequences:,}; fetch or write the index again"
+        )
+    return begins[entries]
+
+
+def _read_header(index_path: Path) -> _Index:
+    size_bytes = index_path.stat().st_size
+    with index_path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    if not header.startswith(_MAGIC):
+        raise NotThisFormatError(f"{index_path.name} beside it is no Megatron-LM index")
+    if len(header) < _HEADER.size:
+        raise ValueError(
+            f"{index_path}: is cut off in its header, after {size_bytes} of {_HEADER.size} "
+            f"bytes; fetch or write it again"
+        )
+    _, version, code, num_sequences, num_entries = _HEADER.unpack(header)
+    if version != 1:
+        raise ValueError(
+            f"{index_path}: is of version {version} of the format; expected version 1. Fetch or write it "
+            f"again"
+        )
+    if code not in _DTYPES:
+        known = ", ".join(f"{code} ({dtype})" for code, dtype in _DTYPES.items())
+        raise ValueError(
+            f"{index_path}: the code of its dtype is {code}; expected one of {known}. Fetch or write it "
+            f"again"
+        )
+    dtype = token_dtype(_DTYPES[code], f"{index_path}: its data is of dtype ", CONVERT_IT)
+    expected = _HEADER.size + 12 * num_sequences + 8 * num_entries
+    if size_bytes not in (expected, expected + num_sequences):  # with modes, in multimodal data
+        raise ValueError(
+            f"{index_path}: has {size_bytes:,} bytes, and {num_sequences:,} sequences and {num_entries:,} "
+            f"document entries, as its header says, take {expected:,}; fetch or write it again"
+        )
+    return _Index(index_path, dtype, num_sequences, num_entries)
+
+
+def _check_sequences(index: _Index, first: int, count: int) -> int:
+    """Checks that sequences lie end to end, and returns the byte where the last of them ends."""
+    if not count:
+        return 0
+    lengths, pointers = index.lengths(first, count), index.pointers(first, count)
+    ends = pointers + lengths * index.dtype.itemsize
+    negative = np.flatnonzero(lengths < 0)
+    if negative.size:
+        raise ValueError(
+            f"{index.path}: sequence {first + negative[0]:,} has {lengths[negative[0]]:,} tokens; fetch or "
+            f"write the index again"
+        )
+    before = np.concatenate([[pointers[0] if first else 0], ends[:-1]])
+    elsewhere = np.flatnonzero(pointers != before)
+    if elsewhere.size:
+        at = int(elsewhere[0])
+        raise ValueError(
+            f"{index.path}: sequence {first + at:,} begins at byte {pointers[at]:,} and the tokens before "
+            f"it end at byte {before[at]:,}; to be one token axis the sequences must lie end to end and in "
+            f"order, so write the data set again"
+        )
+    return int(ends[-1])
+
+
+FORMAT = Format(
+    "Megatron-LM .bin", find, (".bin",), side_suffixes=(".idx",), read_boundaries=read_boundaries
+)
