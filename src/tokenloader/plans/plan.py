@@ -1,9 +1,7 @@
 """Plan and BoundPlan: the contract of what decides which window each sample of a run is.
 
-A plan is a value. Bound to a number of tokens and a sequence length, it maps sample numbers to windows
-and depends on nothing else: no file, no history, no jax. So any process can compute any part of a run,
-in any order, and a resumed run goes on with the very samples it would have had.
-
+A plan depends on its own fields, the number of tokens and seq_len alone. So any process can compute any
+part of a run, in any order, and a resumed run goes on with the very samples it would have had.
 A window is `seq_len + 1` consecutive tokens, which make `seq_len` inputs and `seq_len` targets.
 """
 
@@ -59,7 +57,7 @@ class Plan(ABC):
 class BoundPlan(ABC):
     """A plan over a token axis of one length, in windows of one length. Made by `Plan.bind`.
 
-    Its methods are functions of their arguments alone. They run on the loader's background thread.
+    Its methods are pure. They run on the loader's background thread.
     """
 
     __module__ = "tokenloader"

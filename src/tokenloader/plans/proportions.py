@@ -38,12 +38,7 @@ class Fork(NamedTuple):
 
 @dataclass(frozen=True)
 class Proportions:
-    """The tree over sources 0, 1, ... of whole-number weights.
-
-    Args:
-        root: a source alone, or the fork that all samples come to first.
-        num_sources: 1 or more.
-    """
+    """The tree over sources 0, 1, ..., whose root is a source alone or the fork that samples reach first."""
 
     root: Fork | int
     num_sources: int

@@ -151,26 +151,22 @@ def data_difference(saved: str, here: str) -> str:
 
 
 def _schedule(text: str) -> BatchSizeSchedule:
-    def refused() -> ValueError:
-        return ValueError(
-            f"state: batch_sizes is {text!r:.200}; expected STEP:SAMPLE:BATCH_SIZE for each change, from "
-            f"0:0 on, with rising steps and the samples that those batches have: {_REMEDY}"
-        )
-
+    refused = ValueError(
+        f"state: batch_sizes is {text!r:.200}; expected STEP:SAMPLE:BATCH_SIZE for each change, from "
+        f"0:0 on, with rising steps and the samples that those batches have: {_REMEDY}"
+    )
     try:
-        stretches = [Stretch(*map(int, change.split(":"))) for change in text.split(" ")]
+        first, *changes = (Stretch(*map(int, change.split(":"))) for change in text.split(" "))
+        schedule = BatchSizeSchedule((first,))
+        for step, _, batch_size in changes:
+            schedule = schedule.changed(step, batch_size)
     except (TypeError, ValueError):
-        raise refused() from None
-    if stretches[0][:2] != (0, 0) or not all(0 < size < 2**63 for _, _, size in stretches):
-        raise refused()
-    schedule = BatchSizeSchedule((stretches[0],))
-    for stretch in stretches[1:]:
-        step, _, batch_size = stretch
-        if step <= schedule.last.step or batch_size == schedule.last.batch_size:
-            raise refused()
-        schedule = schedule.changed(step, batch_size)
-        if schedule.last != stretch:
-            raise refused()
+        raise refused from None
+    sizes = [first.batch_size, *(change.batch_size for change in changes)]
+    # What `changed` makes of the steps and sizes is what was written, or it was not written by to_dict.
+    as_read = first[:2] == (0, 0) and schedule.stretches == (first, *changes)
+    if not as_read or not all(0 < size < 2**63 for size in sizes):
+        raise refused
     return schedule
 
 
