@@ -6,6 +6,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
+import tokenloader as tl
+from tokenloader.check.documents import Documents, document_keys
+
 
 def naive_gather(tokens, starts, length):
     """Windows [n, length] of a 1-D array, the three-line reference for every gather."""
@@ -27,3 +30,25 @@ def make_mesh(*sizes, names="abc", axis_type=AxisType.Auto):
     devices = jax.devices()[: int(np.prod(sizes))]
     axis_types = (axis_type,) * len(sizes)
     return jax.make_mesh(sizes, tuple(names[: len(sizes)]), axis_types=axis_types, devices=devices)
+
+
+def random_ids(seed, length=1000):
+    """Ids below 50,000."""
+    return np.random.default_rng(seed).integers(0, 50_000, length)
+
+
+def changed(ids, at, to=50_001):
+    """A copy of ids with another one at one place."""
+    ids = ids.copy()
+    ids[at] = to
+    return ids
+
+
+def open_documents(documents):
+    """Tokens of documents end to end, without anything between them, and where they lie."""
+    ids = [np.asarray(document, np.uint16) for document in documents]
+    lengths = np.array([len(document) for document in ids])
+    starts = np.append(0, lengths.cumsum()[:-1])
+    tokens = tl.open_tokens(np.concatenate(ids))
+    keys = document_keys(tokens[:], starts, lengths)
+    return tokens, Documents(keys, starts, lengths, np.full(len(keys), -1))

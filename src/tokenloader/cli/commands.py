@@ -165,7 +165,8 @@ def check(
             progress=_on_terminal(),
         )
     if as_json:
-        print_out(asdict(report) | {"longest_runs": [one._asdict() for one in report.longest_runs]})
+        values = asdict(report)
+        print_out(values.pop("counts") | values)
     else:
         encoding = (sys.stdout.encoding or "").lower()
         print_out(check_screen(report, "█" if encoding.startswith("utf") else "#"))

@@ -61,18 +61,18 @@ def info_screen(info: Info, devices: Sequence[Device] | None) -> str:
 
 def check_screen(report: Report, blocks: str = "█") -> str:
     """What `tokenloader check` prints. blocks: the character of the histogram's bars."""
-    lines = _row("tokens", f"{report.num_tokens:,} {report.dtype}")
-    lines += _row("ids", f"{report.lowest_id:,} to {report.highest_id:,}")
-    if report.num_eos:
-        rate = report.num_tokens / report.num_eos
-        count = f"{_counted(report.num_eos, 'time')}, one in {rate:,.1f} tokens"
-        lines += _row("end of text", f"id {report.eos_id}, {count}")
+    lines = _row("tokens", f"{report.counts.num_tokens:,} {report.counts.dtype}")
+    lines += _row("ids", f"{report.counts.lowest_id:,} to {report.counts.highest_id:,}")
+    if report.counts.num_eos:
+        rate = report.counts.num_tokens / report.counts.num_eos
+        count = f"{_counted(report.counts.num_eos, 'time')}, one in {rate:,.1f} tokens"
+        lines += _row("end of text", f"id {report.counts.eos_id}, {count}")
     else:
         lines += _row("end of text", "none found")
-    if report.num_documents:
-        empty = f", and {report.num_empty:,} empty" if report.num_empty else ""
-        index = ", by the document index" if report.has_index else ""
-        lines += _row("documents", f"{report.num_documents:,}{empty}{index}")
+    if report.counts.num_documents:
+        empty = f", and {report.counts.num_empty:,} empty" if report.counts.num_empty else ""
+        index = ", by the document index" if report.counts.has_index else ""
+        lines += _row("documents", f"{report.counts.num_documents:,}{empty}{index}")
     lines += _row("runs", _runs(report))
     if report.repeated is not None:
         lines += _row("duplicates", _repeats(report.repeated, "that repeat an earlier one"))
@@ -80,13 +80,13 @@ def check_screen(report: Report, blocks: str = "█") -> str:
     if report.shared is not None:
         lines += _row("shared", _repeats(report.shared, "that the other tokens have too"))
         lines += _examples(report.shared)
-    if report.num_documents:
+    if report.counts.num_documents:
         lines += [
             "",
             "length of documents, tokens (median "
-            f"{report.median_length:,}, longest {report.longest_length:,})",
+            f"{report.counts.median_length:,}, longest {report.counts.longest_length:,})",
         ]
-        lines += _histogram(report.lengths, blocks)
+        lines += _histogram(report.counts.lengths, blocks)
     lines.append("")
     for note in report.notes:
         lines += _sentence("note", note)
@@ -193,11 +193,11 @@ def _sentence(kind: str, text: str) -> list[str]:
 
 
 def _runs(report: Report) -> str:
-    if not report.num_runs:
+    if not report.counts.num_runs:
         return "none: no token 64 times or more in a row"
-    longest = report.longest_runs[0]
+    longest = report.counts.longest_runs[0]
     return (
-        f"{report.num_runs:,} of one token 64 times or more, {report.run_tokens:,} tokens; the longest: "
+        f"{report.counts.num_runs:,} of one token 64 times or more, {report.counts.run_tokens:,} tokens; the longest: "
         f"id {longest.token} {longest.length:,} times from token {longest.start:,} on"
     )
 
