@@ -1,5 +1,7 @@
 """What tests of several packages share: naive references, waiting, meshes."""
 
+import subprocess
+import sys
 import time
 
 import jax
@@ -52,3 +54,15 @@ def open_documents(documents):
     tokens = tl.open_tokens(np.concatenate(ids))
     keys = document_keys(tokens[:], starts, lengths)
     return tokens, Documents(keys, starts, lengths, np.full(len(keys), -1))
+
+
+def run_cli(*arguments, **kwargs):
+    """Runs the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "tokenloader", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **kwargs,
+    )
