@@ -45,10 +45,10 @@ def test_of_neighbours_that_repeat_neighbours_only_the_equal_ones_are_copies():
     assert again.tolist() == [0, -1, 2000]
 
 
-def test_without_room_fewer_copies_are_known_and_duplicates_are_the_same():
+def test_without_slots_fewer_copies_are_known_and_duplicates_are_the_same():
     a, b = random_ids(1), random_ids(2, 20)
     tokens, documents = open_documents([a, b, a, b, b])
-    each, _ = found(tokens, documents, room=1)
+    each, _ = found(tokens, documents, num_slots=1)
     assert each == [-1, -1, 0, -1, -1]
     known = documents._replace(copy_of=np.array(each))
     assert duplicates(tokens, known) == duplicates(tokens, documents)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from tokenloader.check.document_counter import DocumentCounter
 from tokenloader.check.documents import MOST_DOCUMENTS, Documents, KeptDocuments, document_keys
-from tokenloader.check.first_occurrences import ROOM, FirstOccurrences
+from tokenloader.check.first_occurrences import NUM_SLOTS, FirstOccurrences
 from tokenloader.check.runs import Run, Runs, runs_in
 from tokenloader.check.scan import SCAN_CHUNK_TOKENS, Reader, scan
 from tokenloader.tokens.token_array import TokenArray
@@ -32,7 +32,7 @@ class Limits:
     """
 
     chunk_tokens: int = SCAN_CHUNK_TOKENS
-    first_occurrences: int = ROOM
+    first_occurrences: int = NUM_SLOTS
     most_documents: int = MOST_DOCUMENTS
 
 
@@ -95,8 +95,6 @@ def count_tokens(
         title: text before the progress bar.
         eos_id: the id between documents; None: documents are those of the index, if there is one.
         vocab_size: ids are expected below it; None: this is not checked.
-        progress: show a progress bar.
-        limits: bounds of the memory that it takes.
 
     Raises:
         OSError: a file cannot be read.

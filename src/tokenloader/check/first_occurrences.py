@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenloader.check.documents import Documents
 from tokenloader.check.scan import Reader
 
-ROOM = 1 << 22  # first occurrences; 96 MiB
+NUM_SLOTS = 1 << 22  # 96 MiB
 _COMPARED_TOKENS = 1 << 17  # at a time, which stay in the processor's cache
 
 
@@ -27,16 +27,16 @@ class FirstOccurrences:
 
     Args:
         reader: reads the tokens of the pass.
-        room: number of slots, a power of two.
+        num_slots: documents remembered, at most; a power of two.
     """
 
-    def __init__(self, reader: Reader, room: int = ROOM) -> None:
+    def __init__(self, reader: Reader, num_slots: int = NUM_SLOTS) -> None:
         self._reader = reader
-        self._mask = np.uint64(room - 1)
+        self._mask = np.uint64(num_slots - 1)
         self._lock = threading.Lock()  # guards the fields below
-        self._keys = np.zeros(room, np.uint64)
-        self._starts = np.zeros(room, np.int64)
-        self._lengths = np.zeros(room, np.int64)  # 0: the slot is free
+        self._keys = np.zeros(num_slots, np.uint64)
+        self._starts = np.zeros(num_slots, np.int64)
+        self._lengths = np.zeros(num_slots, np.int64)  # 0: the slot is free
 
     def find(self, ids: NDArray[np.generic], start: int, documents: Documents) -> NDArray[np.int64]:
         """Finds the first occurrences of documents, and remembers documents that have none.

@@ -73,13 +73,14 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
     share, sampled = cached_share(extents)
     return Info(
         files=tuple(
-            File(str(one.path), one.format, one.offset_bytes, one.num_tokens) for one in extents
+            File(str(extent.path), extent.format, extent.offset_bytes, extent.num_tokens)
+            for extent in extents
         ),
         tensors=tuple(
             f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
-            for one in extents[:1]
-            if one.format == "safetensors"
-            for tensor in read_tensors(one.path)
+            for extent in extents[:1]
+            if extent.format == "safetensors"
+            for tensor in read_tensors(extent.path)
         ),
         dtype=tokens.dtype.name,
         num_tokens=len(tokens),
@@ -107,9 +108,7 @@ def cached_share(
     this process neither owns nor may write (for those Linux says that all is cached).
 
     Args:
-        extents: the files.
-        num_probes: ranges of pages asked about, at most; more pages are sampled.
-        is_told: whether this system tells at all.
+        num_probes: ranges of pages asked about, at most; of a larger file pages are sampled.
     """
     if not is_told or not all(os.access(extent.path, os.W_OK) for extent in extents):
         return None, False

@@ -44,12 +44,8 @@ def convert(
     """Writes tokens to a file of another format or dtype; returns the size of the file in bytes.
 
     Args:
-        tokens: the tokens, from files or memory.
-        path: the file to write.
-        format: the format to write.
         dtype: numpy dtype of one token in the file; None: that of the tokens. Ids are checked to fit.
         force: replace a file that exists.
-        progress: show a progress bar.
 
     Raises:
         FileExistsError: the file exists, and force is False.
@@ -67,13 +63,7 @@ def convert(
 
 
 def check_target(path: Path, *, force: bool, read: Iterable[Path]) -> None:
-    """Raises OSError or ValueError if path must not be written.
-
-    Args:
-        path: the file to write.
-        force: a file that exists may be replaced.
-        read: the files that are read for it, which may not.
-    """
+    """Raises OSError or ValueError if path must not be written, because of what exists or is read."""
     check_place(path)
     if path.exists():
         for source in read:

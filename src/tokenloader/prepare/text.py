@@ -28,12 +28,6 @@ def read_texts(
 
     Null and "" are left out. All but Parquet may be packed as .gz, or as .zst (which pyarrow unpacks).
 
-    Args:
-        path: the file, whose suffixes tell what it is.
-        column: name of the field or column that holds the text.
-        separator: text between two documents of a plain file.
-        read_bytes: bytes of a plain file read at a time.
-
     Raises:
         OSError: the file is missing or unreadable.
         ValueError: the file is not of its format, or has no such column.
@@ -72,12 +66,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def import_extra(name: str, what: str) -> Any:
-    """Imports a module of the optional extra, or raises an ImportError that says how to install it.
-
-    Args:
-        name: the module.
-        what: what it is for.
-    """
+    """Imports a module of the optional extra, or raises an ImportError that says how to install it."""
     import importlib
 
     try:

@@ -141,10 +141,7 @@ def tokenize(
 
     Args:
         files: text files, as `read_texts` takes them.
-        out: the file to write.
-        tokenizer: encodes the documents.
         column: name of the field or column that holds the text.
-        progress: show a progress bar.
         batch_characters: characters encoded at once, about.
 
     Raises:
