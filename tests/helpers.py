@@ -1,6 +1,8 @@
 """What tests of several packages share: naive references, waiting, meshes."""
 
 import io
+import subprocess
+import sys
 import time
 
 import jax
@@ -8,7 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+import tokenloader as tl
 from tokenloader import open_tokens
+from tokenloader.check.documents import Documents, document_keys
 from tokenloader.formats.detect import locate
 
 DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
@@ -73,3 +77,37 @@ def assert_refused(path, *named, error=ValueError, key="tokens", dtype=None):
             *named,
             error=error,
         )
+
+
+def random_ids(seed, length=1000):
+    """Ids below 50,000."""
+    return np.random.default_rng(seed).integers(0, 50_000, length)
+
+
+def changed(ids, at, to=50_001):
+    """A copy of ids with another one at one place."""
+    ids = ids.copy()
+    ids[at] = to
+    return ids
+
+
+def open_documents(documents):
+    """Tokens of documents end to end, without anything between them, and where they lie."""
+    ids = [np.asarray(document, np.uint16) for document in documents]
+    lengths = np.array([len(document) for document in ids])
+    starts = np.append(0, lengths.cumsum()[:-1])
+    tokens = tl.open_tokens(np.concatenate(ids))
+    keys = document_keys(tokens[:], starts, lengths)
+    return tokens, Documents(keys, starts, lengths, np.full(len(keys), -1))
+
+
+def run_cli(*arguments, **kwargs):
+    """Runs the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "tokenloader", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **kwargs,
+    )

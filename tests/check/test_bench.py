@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import tokenloader as tl
-from tokenloader.check import bench as _bench
-from tokenloader.check.bench import bench, drop_from_cache, limit
-from tokenloader.check.info import cached_share, extents_of
+from tokenloader.check.bench import bench, drop_from_cache, find_limit
+from tokenloader.check.info import cached_share, mapped_extents
 from tokenloader.loader.stats import LoaderStats
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs posix_fadvise")
@@ -27,9 +26,8 @@ def measured(path, **kwargs):
 
 
 @pytest.mark.parametrize("cold", [True, False])
-def test_speed_is_tokens_over_seconds(path, monkeypatch, cold):
-    monkeypatch.setattr(_bench, "drop_from_cache", lambda extents: None if cold else "it is so")
-    found = measured(path)
+def test_speed_is_tokens_over_seconds(path, cold):
+    found = measured(path, drop_from_cache=lambda extents: None if cold else "it is so")
     assert (found.cold is not None, found.why_not_cold) == (cold, None if cold else "it is so")
     for speed in filter(None, (found.cold, found.warm)):
         assert speed.tokens_per_second == pytest.approx(speed.batches * 400 / speed.seconds)
@@ -40,10 +38,11 @@ def test_speed_is_tokens_over_seconds(path, monkeypatch, cold):
     assert "0" in found.device
 
 
-def test_of_a_small_file_half_is_read_cold(path, monkeypatch):
-    monkeypatch.setattr(_bench, "drop_from_cache", lambda extents: None)
-    assert measured(path, seconds=0.3, seq_len=124_999).cold.batches == 1
-    assert measured(path, seconds=0.5, seq_len=12_499).cold.batches <= 1_000_000 // (8 * 12_500)
+def test_of_a_small_file_half_is_read_cold(path):
+    found = measured(path, seconds=0.3, seq_len=124_999, drop_from_cache=lambda extents: None)
+    assert found.cold.batches == 1
+    found = measured(path, seconds=0.5, seq_len=12_499, drop_from_cache=lambda extents: None)
+    assert found.cold.batches <= 1_000_000 // (8 * 12_500)
 
 
 def test_tokens_fewer_than_a_window_are_refused(path):
@@ -58,7 +57,7 @@ def test_a_file_is_dropped_from_the_page_cache_and_no_other(path, tmp_path):
     for one in (path, other):
         with open(one, "rb+") as file:
             os.fsync(file.fileno())
-    extents = [extents_of(tl.open_tokens(one)) for one in (path, other)]
+    extents = [mapped_extents(tl.open_tokens(one)) for one in (path, other)]
     why_not = drop_from_cache(extents[0])
     if why_not is None:  # on a disk, and not in memory
         assert cached_share(extents[0])[0] < 0.05
@@ -67,11 +66,11 @@ def test_a_file_is_dropped_from_the_page_cache_and_no_other(path, tmp_path):
 
 @linux
 def test_what_stays_in_the_cache_is_told(path, monkeypatch):
-    monkeypatch.setattr(_bench, "cached_share", lambda extents: (0.5, False))
-    extents = extents_of(tl.open_tokens(path))
-    assert drop_from_cache(extents).startswith("50% of the file stay in the page cache: another")
-    monkeypatch.setattr(_bench, "cached_share", lambda extents: (None, False))
-    assert drop_from_cache(extents).startswith("the system does not tell whether")
+    extents = mapped_extents(tl.open_tokens(path))
+    half = drop_from_cache(extents, lambda extents: (0.5, False))
+    assert half.startswith("50% of the file stay in the page cache: another")
+    unknown = drop_from_cache(extents, lambda extents: (None, False))
+    assert unknown.startswith("the system does not tell whether")
     monkeypatch.delattr(os, "posix_fadvise")
     assert drop_from_cache(extents).startswith("this system has no call that drops")
 
@@ -89,4 +88,4 @@ def test_what_stays_in_the_cache_is_told(path, monkeypatch):
 )  # fmt: skip
 def test_the_limit_is_where_the_time_went(wait, gather, transfer, cold, told):
     stats = LoaderStats(10, 1000, wait * 2, gather * 2, transfer * 2, 0)
-    assert limit(stats, 2.0, cold=cold).startswith(told)
+    assert find_limit(stats, 2.0, cold=cold).startswith(told)

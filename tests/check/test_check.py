@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import tokenloader as tl
-from tokenloader.check import check as _check
-from tokenloader.check.check import Report, check
-from tokenloader.check.repeats import Firsts
-from tokenloader.check.scan import Reader
+from tokenloader.check.check import check
+from tokenloader.check.counts import Limits
 
 END = 50_256
 
@@ -32,15 +30,11 @@ def many(lengths, seed=0):
     return np.split(ids, np.cumsum(lengths)[:-1])
 
 
+SMALL_CHUNKS = Limits(chunk_tokens=100)  # so that borders fall everywhere
+
+
 def checked(ids, **kwargs):
     return check(tl.open_tokens(np.asarray(ids)), **kwargs)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of 100 tokens, so that borders fall everywhere."""
-    scan = _check.scan
-    monkeypatch.setattr(_check, "scan", lambda tokens, look: scan(tokens, look, 100))
 
 
 LENGTHS = np.random.default_rng(1).integers(1, 400, 300).tolist()
@@ -50,54 +44,71 @@ def test_tokens_as_they_should_be_have_no_problem():
     ids = joined(many(LENGTHS))
     report = checked(ids, vocab_size=50_257)
     assert (report.problems, report.notes) == ([], [])
-    assert (report.num_tokens, report.dtype) == (len(ids), "uint16")
-    assert (report.lowest_id, report.highest_id) == (0, END)
-    assert report.eos_id == END
-    assert report.num_eos == report.num_documents == 300
-    assert (report.num_empty, report.num_runs, report.num_other_eos) == (0, 0, 0)
+    assert (report.counts.num_tokens, report.counts.dtype) == (len(ids), "uint16")
+    assert (report.counts.lowest_id, report.counts.highest_id) == (0, END)
+    assert report.counts.eos_id == END
+    assert report.counts.num_eos == report.counts.num_documents == 300
+    assert (report.counts.num_empty, report.counts.num_runs, report.counts.num_other_eos) == (
+        0,
+        0,
+        0,
+    )
     assert report.repeated.documents == 0
     assert report.shared is None
 
 
 @pytest.mark.parametrize("where", ["after", "before", "cut"])
-def test_documents_are_counted_wherever_the_end_of_text_stands(small_blocks, where):
+def test_documents_are_counted_wherever_the_end_of_text_stands(where):
     ids = joined(many(LENGTHS))
     if where == "before":  # as llm.c writes it
         ids = np.roll(ids, 1)
     elif where == "cut":
         ids = ids[: np.flatnonzero(ids == END)[-1]]
-    report = checked(ids)
-    assert report.num_documents == 300
-    assert report.num_empty == 0
-    assert report.num_eos == 300 - (where == "cut")
-    assert report.longest_length == max(LENGTHS)
-    assert report.median_length == int(np.median(LENGTHS))
+    report = checked(ids, limits=SMALL_CHUNKS)
+    assert report.counts.num_documents == 300
+    assert report.counts.num_empty == 0
+    assert report.counts.num_eos == 300 - (where == "cut")
+    assert report.counts.longest_length == max(LENGTHS)
+    assert report.counts.median_length == int(np.median(LENGTHS))
     by_bits = np.bincount(np.floor(np.log2(LENGTHS)).astype(int)).tolist()
-    assert report.lengths == by_bits
+    assert report.counts.lengths == by_bits
 
 
-def test_a_document_longer_than_many_blocks_is_one(small_blocks):
-    report = checked(joined(many([5, 1000, 1, 99, 100, 101])))
-    assert (report.num_documents, report.longest_length) == (6, 1000)
-    assert report.lengths == [1, 0, 1, 0, 0, 0, 3, 0, 0, 1]
+def test_a_document_longer_than_many_chunks_is_one():
+    report = checked(joined(many([5, 1000, 1, 99, 100, 101])), limits=SMALL_CHUNKS)
+    assert (report.counts.num_documents, report.counts.longest_length) == (6, 1000)
+    assert report.counts.lengths == [1, 0, 1, 0, 0, 0, 3, 0, 0, 1]
 
 
-def test_empty_documents_are_counted_and_no_documents(small_blocks):
+def test_empty_documents_are_counted_and_no_documents():
     documents = [part for one in many([30] * 40) for part in (one, [], [])]
-    report = checked(joined(documents))
-    assert (report.num_documents, report.num_empty) == (40, 80)
+    report = checked(joined(documents), limits=SMALL_CHUNKS)
+    assert (report.counts.num_documents, report.counts.num_empty) == (40, 80)
 
 
-def test_duplicates_are_found_across_block_borders(small_blocks):
+def test_duplicates_are_found_across_chunk_borders():
     documents = many(LENGTHS)
     ids = joined(documents[:-1] + documents[17:19] + documents[-1:])
-    report = checked(ids)
+    report = checked(ids, limits=SMALL_CHUNKS)
     assert report.repeated.documents == 2
     assert report.repeated.tokens == LENGTHS[17] + LENGTHS[18]
     starts = {one.start for one in report.repeated.examples}
     ends = np.flatnonzero(ids == END)
     assert starts == {ends[16] + 1, ends[17] + 1}
     assert report.problems == []
+
+
+@pytest.mark.parametrize("chunk_tokens", [100, 90_000, 1_000_000])
+def test_duplicates_of_any_length_are_found_inside_chunks_and_across_their_borders(chunk_tokens):
+    a, b, c = many([70_000, 65_536, 9])
+    near = b.copy()
+    near[65_000] += 1
+    report = checked(joined([a, b, c, b, near, c, a, c]), limits=Limits(chunk_tokens=chunk_tokens))
+    assert (report.repeated.documents, report.repeated.tokens) == (4, 70_000 + 65_536 + 2 * 9)
+    changed = a.copy()
+    changed[69_999] += 1  # past what its key is made of
+    report = checked(joined([a, changed]), limits=Limits(chunk_tokens=chunk_tokens))
+    assert report.repeated.documents == 0
 
 
 def test_many_duplicates_are_a_problem():
@@ -107,10 +118,10 @@ def test_many_duplicates_are_a_problem():
     assert report.problems == ["2.0% of the documents repeat an earlier one"]
 
 
-def test_shared_documents_are_a_problem(small_blocks):
+def test_shared_documents_are_a_problem():
     documents, others = many(LENGTHS), many(LENGTHS, seed=5)
     against = tl.open_tokens(joined([*others[:50], documents[3], *others[50:], documents[9]]))
-    report = checked(joined(documents), against=against)
+    report = checked(joined(documents), against=against, limits=SMALL_CHUNKS)
     total = LENGTHS[3] + LENGTHS[9]
     assert report.problems == [f"2 documents of {total} tokens are in the other tokens too"]
     assert report.shared.documents == 2
@@ -120,7 +131,7 @@ def test_shared_documents_are_a_problem(small_blocks):
         documents[3].tolist(),
         documents[9].tolist(),
     )
-    clean = checked(joined(documents), against=tl.open_tokens(joined(others)))
+    clean = checked(joined(documents), against=tl.open_tokens(joined(others)), limits=SMALL_CHUNKS)
     assert clean.shared.documents == 0
     assert clean.problems == []
 
@@ -131,22 +142,22 @@ def test_one_shared_document_is_said_in_the_singular():
     assert report.problems == ["1 document of 50 tokens is in the other tokens too"]
 
 
-def test_ids_past_the_vocabulary_are_counted_with_the_first_position(small_blocks):
+def test_ids_past_the_vocabulary_are_counted_with_the_first_position():
     ids = joined(many(LENGTHS))
     ids[[777, 1234, 5000]] = 50_300
-    report = checked(ids, vocab_size=50_257)
+    report = checked(ids, vocab_size=50_257, limits=SMALL_CHUNKS)
     assert report.problems == [
-        "3 ids of 50,257 or more, the first at token 777, the highest 50,300: the vocabulary ends at "
-        "50,256"
+        "3 ids of 50,257 or more, the first at token 777, the highest 50,300; expected ids below "
+        "--vocab-size 50257"
     ]
-    assert (report.num_past, report.first_past) == (3, 777)
-    assert checked(ids).problems == []
+    assert (report.counts.num_out_of_vocab, report.counts.first_out_of_vocab) == (3, 777)
+    assert checked(ids, limits=SMALL_CHUNKS).problems == []
 
 
 def test_negative_ids_are_a_problem():
     ids = joined(many(LENGTHS)).astype(np.int32)
     ids[5] = -7
-    assert "the lowest id is -7; ids are 0 or more" in checked(ids).problems
+    assert "the lowest id is -7; expected 0 or more" in checked(ids).problems
 
 
 def test_the_wrong_byte_order_is_a_problem():
@@ -158,10 +169,10 @@ def test_a_hole_is_a_problem_and_a_shorter_run_is_counted():
     ids = joined(many(LENGTHS))
     ids[1000:1100] = 220
     report = checked(ids)
-    assert (report.num_runs, report.run_tokens, report.problems) == (1, 100, [])
+    assert (report.counts.num_runs, report.counts.run_tokens, report.problems) == (1, 100, [])
     hole = np.concatenate([ids, np.zeros(70_000, np.uint16)])
     (problem,) = checked(hole).problems
-    assert f"token 0 fills 70,000 positions from {len(ids):,} on" in problem
+    assert f"id 0 fills 70,000 positions from token {len(ids):,} on; is a part" in problem
 
 
 @pytest.mark.parametrize("end", [50_256, 50_257, 100_257, 128_001, 151_643, 199_999])
@@ -169,12 +180,12 @@ def test_the_end_of_text_of_known_tokenizers_is_found(end):
     ids = joined(many(LENGTHS)).astype(np.uint32)
     ids[ids == END] = end
     report = checked(ids)
-    assert (report.eos_id, report.num_documents) == (end, 300)
+    assert (report.counts.eos_id, report.counts.num_documents) == (end, 300)
 
 
 def test_50257_in_the_place_of_50256_is_a_problem():
     (problem,) = checked(joined(many(LENGTHS), 50_257)).problems
-    assert "50257 ends documents, which is one past GPT-2's end-of-text 50256" in problem
+    assert "50257 ends documents, one past GPT-2's end-of-text 50256" in problem
 
 
 def test_both_of_them_are_a_problem():
@@ -186,13 +197,15 @@ def test_both_of_them_are_a_problem():
 
 def test_an_end_of_text_that_is_said_and_not_there_is_a_problem():
     report = checked(joined(many(LENGTHS)), eos_id=40_000)
-    assert report.problems == ["there is no end-of-text id 40000 in these tokens"]
-    assert report.num_documents == 0
+    assert report.problems == [
+        "there is no end-of-text id 40000 in these tokens; is --eos-id right?"
+    ]
+    assert report.counts.num_documents == 0
 
 
 def test_an_end_of_text_that_is_not_known_may_be_said():
     ids = joined(many(LENGTHS), 20_001)
-    assert checked(ids, eos_id=20_001).num_documents == 300
+    assert checked(ids, eos_id=20_001).counts.num_documents == 300
     (note,) = checked(ids).notes
     assert note.startswith("no end-of-text id was found (looked for 50256, 50257, 100257,")
 
@@ -206,32 +219,28 @@ def test_without_documents_there_is_nothing_to_compare():
 
 def test_an_end_of_text_that_the_dtype_cannot_hold_is_not_there():
     report = checked(np.zeros(10, np.uint8), eos_id=300)
-    assert report.problems == ["there is no end-of-text id 300 in these tokens"]
+    assert report.problems == ["there is no end-of-text id 300 in these tokens; is --eos-id right?"]
 
 
-def test_a_sample_of_documents_is_said_to_be_one(monkeypatch):
-    monkeypatch.setattr(_check, "Keys", lambda: _keys(most=100))
-    report = checked(joined(many(LENGTHS)))
+def test_a_sample_of_documents_is_said_to_be_one():
+    report = checked(joined(many(LENGTHS)), limits=Limits(most_documents=100))
     assert report.compared_one_in == 4
     assert report.notes == ["documents were compared by a sample, 1 in 4: multiply by it"]
-    assert report.num_documents == 300
-
-
-_keys = _check.Keys
+    assert report.counts.num_documents == 300
 
 
 @pytest.mark.parametrize("ids", [[7], [END], [END, END], [1, END], [END, 1]])
 def test_the_smallest_of_tokens_can_be_checked(ids):
     report = checked(np.array(ids, np.uint16), vocab_size=50_257)
     assert report.problems == []
-    assert report.num_documents == (1 in ids)
+    assert report.counts.num_documents == (1 in ids)
 
 
 def test_a_report_is_json():
     ids = joined(many(LENGTHS))
     ids[1000:1100] = 220
     report = checked(ids, against=tl.open_tokens(ids), vocab_size=100)
-    assert json.loads(json.dumps(asdict(report)))["num_tokens"] == len(ids)
+    assert json.loads(json.dumps(asdict(report)))["counts"]["num_tokens"] == len(ids)
 
 
 def test_a_file_and_its_parts_give_one_report(tmp_path):
@@ -242,21 +251,6 @@ def test_a_file_and_its_parts_give_one_report(tmp_path):
     assert report == checked(ids)
 
 
-def test_a_document_past_2_32_tokens_has_its_length(tmp_path):
-    with open(tmp_path / "sparse.bin", "wb") as file:
-        file.truncate(2**32 + 100)
-    report = Report(2**32 + 100, "uint8")
-    with Reader(tl.open_tokens(tmp_path / "sparse.bin", dtype="uint8")) as reader:
-        counter = _check._DocumentCounter(reader, report)
-        block = _check._look(
-            np.array([0, 0, 200], np.uint8), 2**32 + 50, 200, None, None, Firsts(reader)
-        )
-        counter.append(block)
-        counter.finish()
-    assert (report.num_documents, report.longest_length) == (2, 2**32 + 52)
-    assert report.lengths[32:] == [1]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ru_maxrss is in bytes")
 def test_checking_takes_hardly_any_memory(tmp_path):
     """Of the process's own: what is read stays in the page cache, and is not mapped."""
@@ -265,12 +259,12 @@ def test_checking_takes_hardly_any_memory(tmp_path):
     code = f"""if True:
         import resource
         import tokenloader as tl
-        from tokenloader.check import check as _check
-        scan = _check.scan
-        _check.scan = lambda tokens, look: scan(tokens, look, 20_000)  # so that all documents straddle
+        from tokenloader.check.check import check
+        from tokenloader.check.counts import Limits
+        straddling = Limits(chunk_tokens=20_000)  # all documents straddle chunks
         with tl.open_tokens({str(tmp_path / "a.safetensors")!r}) as tokens:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            _check.check(tokens)
+            check(tokens, limits=straddling)
             print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -285,15 +279,15 @@ def indexed(folder, documents, name="a"):
 
 
 @pytest.mark.parametrize("empty", [[], [0], [0, 1, 7, 7], [-1, -1]])
-def test_without_an_end_of_text_id_documents_are_those_of_the_index(tmp_path, small_blocks, empty):
+def test_without_an_end_of_text_id_documents_are_those_of_the_index(tmp_path, empty):
     documents = many(LENGTHS)
     documents = documents[:-1] + documents[17:19] + documents[-1:]
     for at in empty:
         documents.insert(at % (len(documents) + 1), documents[0][:0])
-    report = check(indexed(tmp_path, documents))
-    assert (report.has_index, report.eos_id, report.num_eos) == (True, None, 0)
-    assert (report.num_documents, report.num_empty) == (302, len(empty))
-    assert report.longest_length == max(LENGTHS)
+    report = check(indexed(tmp_path, documents), limits=SMALL_CHUNKS)
+    assert (report.counts.has_index, report.counts.eos_id, report.counts.num_eos) == (True, None, 0)
+    assert (report.counts.num_documents, report.counts.num_empty) == (302, len(empty))
+    assert report.counts.longest_length == max(LENGTHS)
     assert report.repeated.documents == 2
     assert report.repeated.tokens == LENGTHS[17] + LENGTHS[18]
     assert report.problems == []
@@ -326,4 +320,8 @@ def test_other_tokens_without_documents_are_a_problem(tmp_path):
 def test_where_an_end_of_text_id_is_found_it_and_not_the_index_ends_documents(tmp_path):
     ids = joined(many(LENGTHS))
     report = check(indexed(tmp_path, [ids]))
-    assert (report.has_index, report.eos_id, report.num_documents) == (False, END, 300)
+    assert (report.counts.has_index, report.counts.eos_id, report.counts.num_documents) == (
+        False,
+        END,
+        300,
+    )

@@ -3,22 +3,39 @@
 import numpy as np
 import pytest
 
-from tokenloader.check.documents import Documents, Keys, keys_of, probes
+from tokenloader.check.documents import KEY_TOKENS, Documents, KeptDocuments, document_keys
 
 
-def key_of(document):
-    lengths, xors = np.array([len(document)]), np.array([np.bitwise_xor.reduce(document)])
-    return int(keys_of(document[probes(np.array([0]), lengths)], lengths, xors)[0])
+def key_of(document, length=None):
+    length = len(document) if length is None else length
+    return int(document_keys(document, np.array([0]), np.array([length]))[0])
 
 
-@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 1000, 2**31, 2**33])
-def test_probes_go_from_the_first_token_to_the_last(length):
-    at = probes(np.array([10]), np.array([length]))[0]
-    assert at.shape == (32,)
-    assert (at[0], at[-1]) == (10, 10 + length - 1)
-    assert (np.diff(at) >= 0).all()
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 1000, KEY_TOKENS])
+def test_the_first_token_and_the_last_are_in_the_key_even_where_the_exclusive_or_is_equal(length):
+    base = np.random.default_rng(0).integers(0, 50_000, length)
+    turned = base.copy()
+    turned[[0, -1]] ^= 1
+    assert length == 1 or key_of(turned) != key_of(base)
     if length <= 32:
-        assert set(at.tolist()) == set(range(10, 10 + length))
+        for at in range(length):
+            changed = base.copy()
+            changed[at] += 1
+            assert key_of(changed) != key_of(base)
+
+
+def test_the_key_of_a_long_document_is_made_of_its_first_tokens_and_its_length():
+    base = np.random.default_rng(0).integers(0, 50_000, KEY_TOKENS)
+    more = np.append(base, [1, 2, 3])
+    assert key_of(more) == key_of(base, KEY_TOKENS + 3) != key_of(base)
+    assert key_of(base, 2**31) != key_of(base, 2**33)
+
+
+def test_keys_are_of_documents_and_not_of_what_lies_between_them():
+    ids = np.random.default_rng(0).integers(0, 50_000, 1000)
+    starts, lengths = np.array([5, 105, 200, 999]), np.array([100, 94, 700, 1])
+    expected = [key_of(ids[a : a + n]) for a, n in zip(starts, lengths, strict=True)]
+    assert document_keys(ids, starts, lengths).tolist() == expected
 
 
 def test_equal_documents_have_equal_keys_and_others_hardly_ever():
@@ -33,19 +50,18 @@ def test_equal_documents_have_equal_keys_and_others_hardly_ever():
 
 
 def test_ids_beyond_16_bits_and_below_zero_have_keys_too():
-    ids = np.array([[-1] * 32, [2**40] * 32])
-    assert len(set(keys_of(ids, np.array([5, 5]), ids[:, 0]).tolist())) == 2
+    ids = np.repeat([-1, 2**40], 32)
+    assert len(set(document_keys(ids, np.array([0, 32]), np.array([32, 32])).tolist())) == 2
 
 
 def test_past_the_bound_a_sample_is_kept_that_treats_equal_documents_alike():
     twice = np.tile(np.random.default_rng(0).integers(0, 2**64, 500, np.uint64), 2)
-    all_of = Documents(twice, 10 * np.arange(1000), np.full(1000, 10), np.full(1000, -1))
-    keys = Keys(most=200)
+    every = Documents(twice, 10 * np.arange(1000), np.full(1000, 10), np.full(1000, -1))
+    kept_documents = KeptDocuments(most=200)
     for at in range(0, 1000, 7):
-        keys.append(all_of[np.arange(at, min(at + 7, 1000))])
-    kept = keys.documents()
-    assert keys.num_seen == 1000
-    assert keys.one_in == 8
+        kept_documents.append(every.take(np.arange(at, min(at + 7, 1000))))
+    kept = kept_documents.documents()
+    assert kept_documents.one_in == 8
     assert 0 < len(kept.keys) <= 200
     assert (kept.keys % 8 == 0).all()
     assert (np.diff(kept.starts) > 0).all()

@@ -1,4 +1,4 @@
-"""Suspicion of byte order and width: real text tokens, turned round, widened and paired."""
+"""Dtype sniffing: real text tokens, their bytes turned round, widened and paired."""
 
 import sysconfig
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from tokenloader.check.dtype_sniffing import MIN_TOKENS, suspicion
+from tokenloader.check.dtype_sniffing import MIN_TOKENS, sniff_dtype
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +26,19 @@ def ids():
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
 def test_text_as_it_should_be_is_not_suspected(ids, dtype):
-    assert suspicion(ids.astype(dtype)) is None
-    assert suspicion(ids[:MIN_TOKENS].astype(dtype)) is None
+    assert sniff_dtype(ids.astype(dtype)) is None
+    assert sniff_dtype(ids[:MIN_TOKENS].astype(dtype)) is None
 
 
 def test_text_in_bytes_is_not_suspected():
     text = Path(__file__).read_bytes() * 3
     for dtype in ("uint8", "uint16", "uint32"):
-        assert suspicion(np.frombuffer(text, np.uint8).astype(dtype)) is None
+        assert sniff_dtype(np.frombuffer(text, np.uint8).astype(dtype)) is None
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
 def test_the_wrong_byte_order_is(ids, dtype):
-    found = suspicion(ids.astype(dtype).byteswap())
+    found = sniff_dtype(ids.astype(dtype).byteswap())
     assert "the byte order looks wrong, or the offset is odd" in found
     assert "array.byteswap()" in found
 
@@ -49,11 +49,11 @@ def test_the_entropies_are_told_from_the_lowest_byte(ids):
     for plane in swapped & 0xFF, swapped >> 8:
         shares = np.bincount(plane, minlength=256) / len(ids)
         bits.append(f"{abs(sum(s * np.log2(s) for s in shares if s)):.1f}")
-    assert f"have {bits[0]}, {bits[1]} bits of entropy" in suspicion(swapped)
+    assert f"have {bits[0]}, {bits[1]} bits of entropy" in sniff_dtype(swapped)
 
 
 def test_an_odd_offset_is(ids):
-    assert "offset is odd" in suspicion(np.frombuffer(ids.tobytes()[1:-1], np.uint16))
+    assert "offset is odd" in sniff_dtype(np.frombuffer(ids.tobytes()[1:-1], np.uint16))
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,17 @@ def test_an_odd_offset_is(ids):
     ],
 )
 def test_the_wrong_width_is(ids, written, read, told):
-    assert told in suspicion(ids.astype(written).view(read))
+    found = sniff_dtype(ids.astype(written).view(read))
+    assert told in found
+    assert f"pass --dtype {told.split(' tokens')[0].split()[-1]}; else write it again" in found
 
 
 @pytest.mark.parametrize("highest", [1, 2, 256, 257, 1000, 4096, 50_257, 65_536])
 def test_random_ids_are_not(highest):
     ids = np.random.default_rng(0).integers(0, highest, 100_000).astype(np.uint16)
-    assert suspicion(ids) is None
-    assert suspicion(ids.astype(np.uint32)) is None
+    assert sniff_dtype(ids) is None
+    assert sniff_dtype(ids.astype(np.uint32)) is None
 
 
 def test_a_sample_that_is_too_small_is_not(ids):
-    assert suspicion(ids[: MIN_TOKENS - 1].byteswap()) is None
+    assert sniff_dtype(ids[: MIN_TOKENS - 1].byteswap()) is None

@@ -1,157 +1,83 @@
 """Repeats: duplicates and shared documents are exactly the equal ones, however they are found."""
 
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 import pytest
+from helpers import changed, open_documents, random_ids
 
 import tokenloader as tl
-from tokenloader.check import check as _check
 from tokenloader.check.check import check
-from tokenloader.check.documents import Documents, keys_of, probes
-from tokenloader.check.repeats import Example, Firsts, duplicates, shared
-from tokenloader.check.scan import Reader, scan
-
-
-def tokens_of(documents):
-    """Documents end to end, without anything between them."""
-    ids = [np.asarray(document, np.uint16) for document in documents]
-    lengths = np.array([len(one) for one in ids])
-    starts = np.append(0, lengths.cumsum()[:-1])
-    tokens = tl.open_tokens(np.concatenate(ids))
-    xors = np.array([np.bitwise_xor.reduce(one) for one in ids])
-    keys = keys_of(tokens[:][probes(starts, lengths)], lengths, xors)
-    return tokens, Documents(keys, starts, lengths, np.full(len(keys), -1))
-
-
-def long(seed, length=1000):
-    return np.random.default_rng(seed).integers(0, 50_000, length)
-
-
-def changed(document, at, to=50_001):
-    document = document.copy()
-    document[at] = to
-    return document
+from tokenloader.check.counts import Limits
+from tokenloader.check.repeats import Example, duplicates, shared
 
 
 def test_duplicates_are_counted_beyond_the_first():
-    a, b, c = long(1), long(2, 20), long(3, 5)
-    tokens, documents = tokens_of([a, b, a, c, b, b, changed(a, 500)])
+    a, b, c = random_ids(1), random_ids(2, 20), random_ids(3, 5)
+    tokens, documents = open_documents([a, b, a, c, b, b, changed(a, 500)])
     found = duplicates(tokens, documents)
     assert (found.documents, found.tokens) == (3, 1000 + 2 * 20)
     assert found.examples == (Example(3, 1000, 20), Example(2, 0, 1000))
 
 
 def test_documents_whose_keys_agree_are_still_compared():
-    a = long(1)
+    a = random_ids(1)
     # Two tokens between the probes, exchanged: length, probes and exclusive or stay the same.
     b = changed(changed(a, 3, a[4]), 4, a[3])
-    tokens, documents = tokens_of([a, b, a])
+    tokens, documents = open_documents([a, b, a])
     assert len(set(documents.keys.tolist())) == 1
     assert duplicates(tokens, documents).documents == 1
-    tokens, documents = tokens_of([a, b])
+    tokens, documents = open_documents([a, b])
     assert duplicates(tokens, documents).documents == 0
 
 
 def test_no_document_and_one_have_no_duplicates():
-    tokens, documents = tokens_of([long(1)])
+    tokens, documents = open_documents([random_ids(1)])
     assert duplicates(tokens, documents).documents == 0
-    none = documents[np.array([], np.int64)]
+    none = documents.take(np.array([], np.int64))
     assert duplicates(tokens, none).examples == ()
     assert shared(tokens, none, tokens, documents).documents == 0
     assert shared(tokens, documents, tokens, none).documents == 0
 
 
 def test_shared_documents_are_those_the_other_tokens_have():
-    a, b, c = long(1), long(2, 20), long(3, 5)
-    left, left_documents = tokens_of([a, b, c, b])
-    right, right_documents = tokens_of([changed(a, 3), c, long(4), b, b])
+    a, b, c = random_ids(1), random_ids(2, 20), random_ids(3, 5)
+    left, left_documents = open_documents([a, b, c, b])
+    right, right_documents = open_documents([changed(a, 3), c, random_ids(4), b, b])
     found = shared(left, left_documents, right, right_documents)
     assert (found.documents, found.tokens) == (3, 45)
     assert found.examples == (Example(2, 1000, 20, 2005), Example(1, 1020, 5, 1000))
 
 
 def test_documents_are_compared_across_dtypes():
-    a = long(1)
-    left, left_documents = tokens_of([a])
+    a = random_ids(1)
+    left, left_documents = open_documents([a])
     wide = tl.open_tokens(left[:].astype(np.uint32))
     assert shared(left, left_documents, wide, left_documents).documents == 1
 
 
 def test_at_most_three_examples_are_given():
-    repeated = [long(seed, 10 + seed) for seed in range(10)] * 2
-    found = duplicates(*tokens_of(repeated))
+    repeated = [random_ids(seed, 10 + seed) for seed in range(10)] * 2
+    found = duplicates(*open_documents(repeated))
     assert found.documents == 10
     assert [one.length for one in found.examples] == [19, 18, 17]
 
 
-def copied(tokens, documents, **kwargs):
-    """What Firsts says of documents that come one at a time, and of all in a second pass."""
-    with Reader(tokens) as reader:
-        firsts = Firsts(reader, **kwargs)
-        each = [
-            firsts.copied(tokens[:], 0, documents[np.array([i])])
-            for i in range(len(documents.keys))
-        ]
-        return np.concatenate(each).tolist(), firsts.copied(tokens[:], 0, documents).tolist()
-
-
-def test_firsts_names_the_first_copy_of_what_has_come_before():
-    a, b = long(1), long(2, 20)
-    each, again = copied(*tokens_of([a, b, a, b, b, changed(a, 500)]))
-    assert each == [-1, -1, 0, 1000, 1000, -1]
-    assert again == [0, 1000, 0, 1000, 1000, 2060]
-
-
-def test_firsts_compares_all_tokens_of_documents_whose_keys_agree():
-    a = long(1, 300_000)  # compared in several pieces
-    b = changed(changed(a, 299_998, a[299_997]), 299_997, a[299_998])
-    tokens, documents = tokens_of([a, b, a])
-    assert len(set(documents.keys.tolist())) == 1
-    assert copied(tokens, documents)[0] == [-1, -1, 0]
-
-
-def test_of_neighbours_that_repeat_neighbours_only_the_equal_ones_are_copies():
-    a, b, c = long(1), long(2), long(3)
-    near = changed(changed(b, 3, b[4]), 4, b[3])
-    tokens, documents = tokens_of([a, b, c, a, near, c])
-    with Reader(tokens) as reader:
-        firsts = Firsts(reader)
-        firsts.copied(tokens[:3000], 0, documents[np.arange(3)])
-        assert firsts.copied(tokens[3000:], 3000, documents[np.arange(3, 6)]).tolist() == [
-            0,
-            -1,
-            2000,
-        ]
-
-
-def test_without_room_firsts_knows_fewer_copies_and_duplicates_are_the_same():
-    a, b = long(1), long(2, 20)
-    tokens, documents = tokens_of([a, b, a, b, b])
-    each, _ = copied(tokens, documents, room=1)
-    assert each == [-1, -1, 0, -1, -1]
-    known = replace(documents, copied=np.array(each))
-    assert duplicates(tokens, known) == duplicates(tokens, documents)
-
-
 def test_a_copy_that_a_thread_met_before_the_first_is_still_counted_from_the_first():
-    a = long(1)
-    tokens, documents = tokens_of([a, long(2), a])
-    known = replace(documents, copied=np.array([2000, -1, -1]))
+    a = random_ids(1)
+    tokens, documents = open_documents([a, random_ids(2), a])
+    known = documents._replace(copy_of=np.array([2000, -1, -1]))
     assert duplicates(tokens, known).examples == (Example(2, 0, 1000),)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 @pytest.mark.parametrize("room", [1, 8, 1 << 22])
 @pytest.mark.parametrize("seed", range(4))
-def test_repeats_are_those_of_a_naive_reference(monkeypatch, room, seed, dtype):
+def test_repeats_are_those_of_a_naive_reference(room, seed, dtype):
     rng = np.random.default_rng(seed)
     kinds = [rng.integers(0, 9, rng.integers(1, 90)).tolist() for _ in range(60)]
     ours, theirs = ([kinds[k] for k in rng.integers(at, at + 40, 700)] for at in (0, 20))
-    monkeypatch.setattr(_check, "scan", lambda tokens, look: scan(tokens, look, 1000))
-    monkeypatch.setattr(_check, "Firsts", partial(Firsts, room=room))
-    report = check(written(ours, "uint16"), eos_id=9, against=written(theirs, dtype))
+    limits = Limits(chunk_tokens=1000, first_occurrences=room)
+    against = written(theirs, dtype)
+    report = check(written(ours, "uint16"), eos_id=9, against=against, limits=limits)
     distinct = {tuple(one) for one in ours}
     assert report.repeated.documents == len(ours) - len(distinct)
     assert report.repeated.tokens == sum(map(len, ours)) - sum(map(len, distinct))

@@ -26,13 +26,13 @@ def sources(folder):
 
 
 @pytest.mark.parametrize("held", ["file", "files", "array", "mixed", "ram"])
-@pytest.mark.parametrize("block", [1, 4999, 10_007, 20_000])
-def test_every_block_is_looked_at_in_order(tmp_path, held, block):
+@pytest.mark.parametrize("chunk_tokens", [1, 4999, 10_007, 20_000])
+def test_every_chunk_is_looked_at_in_order(tmp_path, held, chunk_tokens):
     tokens = sources(tmp_path)[held]
-    if block == 1:
+    if chunk_tokens == 1:
         tokens = tl.open_tokens(tokens[:100])
-    found = list(scan(tokens, lambda ids, start: (start, ids.copy()), block))
-    assert [start for start, _, _ in found] == list(range(0, len(tokens), block))
+    found = list(scan(tokens, lambda ids, start: (start, ids.copy()), chunk_tokens))
+    assert [start for start, _, _ in found] == list(range(0, len(tokens), chunk_tokens))
     assert all(start == where for start, _, (where, _) in found)
     assert found[-1][1] == len(tokens)
     np.testing.assert_array_equal(np.concatenate([ids for *_, (_, ids) in found]), tokens[:])
@@ -49,9 +49,9 @@ def test_an_error_in_a_thread_is_the_callers_and_ends_the_scan(tmp_path):
 
 
 def test_a_scan_that_is_left_ends_its_threads():
-    blocks = scan(tl.open_tokens(IDS), lambda ids, start: None, 10)
-    next(blocks)
-    blocks.close()
+    chunks = scan(tl.open_tokens(IDS), lambda ids, start: None, 10)
+    next(chunks)
+    chunks.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("tokenloader-scan")]
 
 

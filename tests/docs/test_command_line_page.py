@@ -1,7 +1,7 @@
 """The page docs/command-line.md: every command's output in it is what the command prints.
 
-`python tests/test_command_line_page.py` writes the outputs anew. What differs from run to run (speeds,
-memory) is compared with its numbers taken out.
+`python tests/docs/test_command_line_page.py` writes the outputs anew. Numbers that differ from run to run
+(speeds, memory) are not compared.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tokenloader import ShuffledEpochs, TokenLoader, open_tokens, write_tokens
-from tokenloader.cli import commands as cli
+from tokenloader.cli.commands import commands, main
 
 PAGE = Path(__file__).parent.parent.parent / "docs/command-line.md"
 EXAMPLE = re.compile(
@@ -27,7 +27,7 @@ EXAMPLE = re.compile(
 
 
 def write_examples():
-    """The files that the page speaks of, in the current directory."""
+    """Writes the files that the page speaks of to the current directory."""
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(6.2, 1.1, 3000).astype(int) + 1
     ids = np.concatenate([rng.zipf(1.15, 2 * n + 99)[:n] for n in lengths]) % 50_000
@@ -36,7 +36,7 @@ def write_examples():
         ("train.safetensors", documents[:2800] + documents[7:11]),
         ("validation.safetensors", documents[2800:] + documents[40:41]),
     ):
-        write_tokens(name, (piece for one in part for piece in (one, [50256])))
+        write_tokens(name, (ids for document in part for ids in (document, [50256])))
     np.append(ids, 50_300).astype(np.uint16).byteswap().tofile("swapped.bin")
     with open_tokens("train.safetensors") as tokens:
         state = TokenLoader(tokens, 8, 1024, plan=ShuffledEpochs(seed=0)).get_state()
@@ -62,7 +62,7 @@ def output_of(command):
             contextlib.redirect_stderr(err),
             contextlib.suppress(SystemExit),
         ):
-            cli.main()
+            main()
     finally:
         sys.argv = argv
     return bytes_out.getvalue().decode() + err.getvalue()
@@ -84,7 +84,7 @@ def outputs():
 
 
 def steady(command, output):
-    """Without what differs from run to run and from machine to machine."""
+    """The output without what differs from run to run and from machine to machine."""
     if " bench " in command:
         return [line.split()[:1] for line in output.splitlines() if not line.startswith(" ")]
     output = re.sub(r"^cpu .*\n", "", output, flags=re.M)
@@ -94,14 +94,14 @@ def steady(command, output):
 @pytest.mark.skipif(sys.platform != "linux", reason="the page was written on Linux")
 def test_every_output_on_the_page_is_what_the_command_prints():
     examples = outputs()
-    assert {command.split()[1] for command, *_ in examples} >= set(cli.commands.commands)
+    assert {command.split()[1] for command, *_ in examples} >= set(commands.commands)
     for command, now, printed in examples:
         assert steady(command, now) == steady(command, printed), command
 
 
 def test_the_page_has_a_section_for_every_command():
     sections = re.findall(r"^## `tokenloader (\w+)`", PAGE.read_text(encoding="utf-8"), re.M)
-    assert sorted(sections) == sorted(cli.commands.commands)
+    assert sorted(sections) == sorted(commands.commands)
 
 
 def write_page():

@@ -90,7 +90,7 @@ def test_a_file_is_not_written_over_what_is_read(tmp_path, tokens, link):
 def test_a_disk_that_is_too_full_is_told_before_anything_is_written(tmp_path, tokens, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(9999, 9000, 999))
-    message = "t.npy: 2,128 bytes are needed on this disk and 999 are free"
+    message = "t.npy takes 2,128 bytes, and 999 are free on this disk"
     with pytest.raises(OSError, match=message):
         convert(tokens, tmp_path / "t.npy", writer=npy.WRITER)
     assert os.listdir(tmp_path) == ["source.safetensors"]

@@ -9,15 +9,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tokenloader.prepare import text as _text
-from tokenloader.prepare.text import read_documents
+from tokenloader.prepare.text import read_texts
 
 DOCUMENTS = ["One.", "Two\nlines.", "ünï 日本", "  spaces kept  "]
 END = "<|endoftext|>"
 
 
-def read(path, column="text"):
-    return list(read_documents(path, column=column, separator=END))
+def read(path, column="text", **kwargs):
+    return list(read_texts(path, column=column, separator=END, **kwargs))
 
 
 def json_lines(documents, column="text"):
@@ -59,13 +58,12 @@ def test_a_plain_file_is_one_document(tmp_path):
 
 
 @pytest.mark.parametrize("read_bytes", [1, 2, 7, 13, 1000])
-def test_or_several_with_the_end_of_text_between_them(tmp_path, monkeypatch, read_bytes):
-    monkeypatch.setattr(_text, "_READ_BYTES", read_bytes)
+def test_or_several_with_the_end_of_text_between_them(tmp_path, read_bytes):
     path = tmp_path / "a.txt"
     path.write_text(f"\n{END}\n".join(DOCUMENTS), encoding="utf-8")
-    assert read(path) == DOCUMENTS
+    assert read(path, read_bytes=read_bytes) == DOCUMENTS
     path.write_text(END.join(["a", "<|endof", "b<|"]))
-    assert read(path) == ["a", "<|endof", "b<|"]
+    assert read(path, read_bytes=read_bytes) == ["a", "<|endof", "b<|"]
 
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
@@ -87,10 +85,10 @@ def test_files_may_be_packed(tmp_path, packing, suffix):
         ("{broken", "a.jsonl, line 2: not JSON (Expecting property name"),
         (
             '{"body": "x", "id": 1}',
-            "a.jsonl, line 2: no string in a field 'text'; found: body, id.",
+            "a.jsonl, line 2: no field 'text'; pass --column with one of: body, id",
         ),
-        ('{"text": 5}', "a.jsonl, line 2: no string in a field 'text'; found: text."),
-        ("[1]", "a.jsonl, line 2: no string in a field 'text'; found: list."),
+        ('{"text": 5}', "a.jsonl, line 2: field 'text' is 5; expected a string"),
+        ("[1]", "a.jsonl, line 2: found a list; expected an object with the field 'text'"),
     ],
 )
 def test_a_line_that_is_wrong_is_named(tmp_path, line, message):
@@ -102,15 +100,19 @@ def test_a_line_that_is_wrong_is_named(tmp_path, line, message):
 def test_a_column_that_is_missing_or_no_text_is_named(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "body": ["a", "b"]}), path)
-    with pytest.raises(ValueError, match=r"a.parquet: no column 'text'; there are: id, body"):
+    with pytest.raises(
+        ValueError, match=r"a.parquet: no column 'text'; pass --column with one of: id, body"
+    ):
         read(path)
-    with pytest.raises(ValueError, match=r"a.parquet: row 0 of column 'id' is 1, not a string"):
+    with pytest.raises(
+        ValueError, match=r"a.parquet: row 0 of column 'id' is 1; expected a string"
+    ):
         read(path, "id")
 
 
 def test_a_file_that_is_damaged_is_named(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match=r"a.parquet: no Parquet file .*is it complete"):
+    with pytest.raises(ValueError, match=r"a.parquet: not a Parquet file .*is it complete"):
         read(tmp_path / "a.parquet")
     packed = gzip.compress(bytes(range(256)) * 99)
     damaged = {

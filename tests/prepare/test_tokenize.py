@@ -10,8 +10,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import tokenloader as tl
-from tokenloader.prepare import tokenize as _tokenize
-from tokenloader.prepare.tokenize import Tokenizer, tokenize
+from tokenloader.prepare.tokenize import Tokenizer, split_document, tokenize
 
 TEXTS = ["def one():\n    return 1\n", "for x in y:\n    print(x)", "日本 ünï", "a" * 100]
 
@@ -68,29 +67,28 @@ def test_it_tells_what_it_wrote(folder):
 
 
 @pytest.mark.parametrize("characters", [1, 50, 10_000])
-def test_the_order_is_that_of_the_files_however_they_are_batched(folder, monkeypatch, characters):
-    monkeypatch.setattr(_tokenize, "_BATCH_CHARACTERS", characters)
+def test_the_order_is_that_of_the_files_however_they_are_batched(folder, characters):
     documents = [f"document {i} " * (i % 5 + 1) for i in range(200)]
     files = [json_lines(folder / f"{i}.jsonl", documents[i::3]) for i in range(3)]
-    _, ids = run(folder, *files)
+    _, ids = run(folder, *files, batch_characters=characters)
     library = Library.from_file(str(folder / "tokenizer.json"))
     ordered = [one for i in range(3) for one in documents[i::3]]
     expected = [id for one in ordered for id in (*library.encode(one).ids, 0)]
     assert ids.tolist() == expected
 
 
-def test_a_long_document_is_encoded_in_pieces_to_the_same_ids(folder, monkeypatch):
+def test_a_long_document_is_encoded_in_chunks_to_the_same_ids(folder):
     text = "def f(x):\n    return x\n\n\n" * 200 + "\n\n  \n" + "x = 1\ny = 2\n" * 200
     whole = Tokenizer(folder / "tokenizer.json").encode([text, "b"])
-    monkeypatch.setattr(_tokenize, "_PIECE_CHARACTERS", 100)
-    assert len(list(_tokenize._pieces(text))) > 20
-    pieces = Tokenizer(folder / "tokenizer.json").encode([text, "b"])
-    np.testing.assert_array_equal(whole, pieces)
+    chunks = split_document(text, 100)
+    assert len(chunks) > 20
+    assert "".join(chunks) == text
+    in_chunks = Tokenizer(folder / "tokenizer.json", chunk_characters=100).encode([text, "b"])
+    np.testing.assert_array_equal(whole, in_chunks)
 
 
-def test_a_long_document_without_line_ends_stays_whole(monkeypatch):
-    monkeypatch.setattr(_tokenize, "_PIECE_CHARACTERS", 100)
-    assert list(_tokenize._pieces("a" * 1000)) == [("a" * 1000, True)]
+def test_a_long_document_without_line_ends_stays_whole():
+    assert split_document("a" * 1000, 100) == ["a" * 1000]
 
 
 def test_an_end_of_text_spelled_out_in_a_document_is_text(folder):
@@ -136,7 +134,7 @@ def test_without_one_the_special_tokens_are_listed(tmp_path):
         ValueError, match=re.escape("no token <|endoftext|> or <|end_of_text|>")
     ) as e:
         Tokenizer(tmp_path / "tokenizer.json")
-    assert "its special tokens are: [CLS], [SEP]. Say which: --eos-token" in str(e.value)
+    assert "pass --eos-token with one of its special tokens: [CLS], [SEP]" in str(e.value)
     with pytest.raises(ValueError, match="no token <end> to end documents with"):
         Tokenizer(tmp_path / "tokenizer.json", "<end>")
 
@@ -162,7 +160,9 @@ def test_a_vocabulary_of_65_536_is_written_as_uint16(tmp_path):
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     (tmp_path / "a.json").write_text('{"model": 5}')
-    with pytest.raises(ValueError, match=r"a.json: no tokenizer.json of the tokenizers library \("):
+    with pytest.raises(
+        ValueError, match=r"a.json: not a tokenizer.json of the tokenizers library \("
+    ):
         Tokenizer(tmp_path / "a.json")
     with pytest.raises(FileNotFoundError, match=r"none.json"):
         Tokenizer(tmp_path / "none.json")

@@ -1,9 +1,9 @@
-"""The speed of one token file on one machine: batches through the real loader, cold and warm.
+"""The bench: the speed of one token file on one machine, batches through the real loader, cold and warm.
 
-Cold means that the file's pages have been dropped from the page cache (posix_fadvise DONTNEED,
-which asks for no privileges and touches no other file); it is the disk's speed, or that of a cache
-below it, which a virtual disk may have. Warm are the same batches once more, now that their pages
-are there. Every batch is waited for, so that its transfer and its transform are in the time.
+Cold means that the file's pages have been dropped from the page cache (posix_fadvise DONTNEED, which
+needs no privileges and touches no other file): the speed is that of the disk, or of a cache below it,
+which a virtual disk may have. Warm are the same batches once more, now that their pages are there. Every
+batch is waited for, so that its transfer and its transform are in the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from tokenloader.check.info import cached_share, extents_of
+from tokenloader.check.info import cached_share, mapped_extents
 from tokenloader.formats.extent import Extent
 from tokenloader.loader.stats import LoaderStats
 from tokenloader.loader.token_loader import TokenLoader
@@ -25,8 +25,8 @@ from tokenloader.storage.ram import open_file
 from tokenloader.tokens.token_array import TokenArray
 from tokenloader.tokens.writing import blocks
 
-_STILL_CACHED = 0.05  # of the pages: another process has them mapped, or they lie on no disk
-_FIRST_BATCHES = 3  # not counted: the transform is compiled
+_STILL_CACHED = 0.05  # more of the pages: another process has them mapped, or they lie on no disk
+_FIRST_BATCHES = 3  # not measured: the transform is compiled
 _COLD_SEED, _OTHER_SEED = 0, 1
 
 
@@ -35,11 +35,11 @@ class Speed:
     """One measurement.
 
     Attributes:
-        tokens_per_second: inputs handed out.
-        batches: they were in.
-        seconds: it took.
-        wait_seconds, gather_seconds, transfer_seconds: the loader's statistics, of these batches.
-        limit: what limits it, in a sentence.
+        tokens_per_second: input tokens handed out in a second.
+        batches: number of batches measured.
+        seconds: time that they took.
+        wait_seconds, gather_seconds, transfer_seconds: the loader's statistics of these batches.
+        limit: what limits the speed, in a sentence.
     """
 
     tokens_per_second: float
@@ -56,8 +56,11 @@ class Bench:
     """What `bench` has measured.
 
     Attributes:
-        device: where the batches went.
-        cold: None where the file's pages cannot be dropped; why_not_cold says why.
+        device: the device, or devices, that batches went to.
+        batch_size, seq_len: windows in a batch, and tokens in a window.
+        cold: the speed cold; None where the file's pages cannot be dropped.
+        why_not_cold: the reason for that; else None.
+        warm: the speed warm.
     """
 
     device: str
@@ -68,14 +71,41 @@ class Bench:
     warm: Speed
 
 
+def drop_from_cache(
+    extents: list[Extent],
+    cached_share: Callable[[list[Extent]], tuple[float | None, bool]] = cached_share,
+) -> str | None:
+    """Drops the files' pages from the page cache; returns None, or why that cannot be done."""
+    if not hasattr(os, "posix_fadvise"):
+        return "this system has no call that drops a file from the page cache"
+    for extent in extents:
+        with open_file(extent) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    share, _ = cached_share(extents)
+    if share is None:
+        return "the system does not tell whether the file is still in the page cache"
+    if share > _STILL_CACHED:
+        return (
+            f"{share:.0%} of the file stay in the page cache: another process has it mapped, it is not "
+            f"on disk yet, or its file system is in memory"
+        )
+    return None
+
+
 def bench(
-    open_again: Callable[[], TokenArray], *, batch_size: int, seq_len: int, seconds: float
+    open_again: Callable[[], TokenArray],
+    *,
+    batch_size: int,
+    seq_len: int,
+    seconds: float,
+    drop_from_cache: Callable[[list[Extent]], str | None] = drop_from_cache,
 ) -> Bench:
     """Measures random windows, each state of the cache for about `seconds`.
 
     Args:
         open_again: opens the tokens. They are closed while their pages are dropped, because what a
             process has mapped stays.
+        drop_from_cache: makes the files cold; returns None, or why that cannot be done.
 
     Raises:
         ValueError: the tokens are fewer than a window.
@@ -86,7 +116,7 @@ def bench(
             return _measure(loader, limit, most, cold=cold)
 
     with open_again() as tokens:
-        extents = extents_of(tokens)
+        extents = mapped_extents(tokens)
         with TokenLoader(tokens, batch_size, seq_len, plan=RandomWindows(_OTHER_SEED)) as loader:
             device = ", ".join(sorted(map(str, loader.sharding.device_set)))
             for _, batch in zip(range(_FIRST_BATCHES), loader, strict=False):
@@ -108,24 +138,6 @@ def bench(
     return Bench(device, batch_size, seq_len, first if why_not is None else None, why_not, warm)
 
 
-def drop_from_cache(extents: list[Extent]) -> str | None:
-    """Drops the files' pages from the page cache; None, or why that cannot be done."""
-    if not hasattr(os, "posix_fadvise"):
-        return "this system has no call that drops a file from the page cache"
-    for extent in extents:
-        with open_file(extent) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    share, _ = cached_share(extents)
-    if share is None:
-        return "the system does not tell whether the file is still in the page cache"
-    if share > _STILL_CACHED:
-        return (
-            f"{share:.0%} of the file stay in the page cache: another process has it mapped, it is not "
-            f"on disk yet, or its file system is in memory"
-        )
-    return None
-
-
 def _measure(loader: TokenLoader[Any], seconds: float, most: int | None, *, cold: bool) -> Speed:
     began = time.perf_counter()
     for batch in loader:
@@ -141,16 +153,16 @@ def _measure(loader: TokenLoader[Any], seconds: float, most: int | None, *, cold
         wait_seconds=stats.wait_seconds,
         gather_seconds=stats.gather_seconds,
         transfer_seconds=stats.transfer_seconds,
-        limit=limit(stats, elapsed, cold=cold),
+        limit=find_limit(stats, elapsed, cold=cold),
     )
 
 
-def limit(stats: LoaderStats, seconds: float, *, cold: bool) -> str:
-    """What limits a loader whose batches nobody computes with, by where its time went.
+def find_limit(stats: LoaderStats, seconds: float, *, cold: bool) -> str:
+    """Names what limits a loader whose batches nobody computes with, by where its time went.
 
     Example:
         >>> stats = LoaderStats(100, 3_276_800, 0.9, 0.8, 0.1, 5000)
-        >>> limit(stats, 1.0, cold=False)
+        >>> find_limit(stats, 1.0, cold=False)
         'memory: 80% of the time went into gathering windows from the page cache'
     """
     gather, transfer = stats.gather_seconds / seconds, stats.transfer_seconds / seconds

@@ -1,4 +1,4 @@
-"""Devices: where batches can land, of every JAX backend that this process has."""
+"""Devices: where batches can land, in every JAX backend that this process has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tokenloader.storage.memory_limits import available_bytes
 
 @dataclass(frozen=True)
 class Device:
-    """Where batches can land.
+    """A device that batches can land on.
 
     Attributes:
-        name: as JAX prints it.
-        kind: the hardware's name.
-        memory_bytes: that JAX may use of it; for the CPU, what is available now. None: not told.
-        default: whether batches go there when nothing else is said.
+        backend: name of its JAX backend.
+        name: the device, as JAX prints it.
+        kind: name of the hardware.
+        memory_bytes: memory that JAX may use on it; for the CPU, what is available now. None: not told.
+        default: whether batches go there when no sharding is given.
     """
 
     backend: str
@@ -27,7 +28,7 @@ class Device:
 
 
 def find_devices() -> list[Device]:
-    """Every device of every JAX backend of this process. Takes no GPU memory for later."""
+    """Lists every device of every JAX backend of this process. Takes no GPU memory for later."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from jax.extend.backend import backends
 

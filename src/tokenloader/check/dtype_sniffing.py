@@ -1,10 +1,10 @@
-"""Suspicion: whether tokens look as if they were read in the wrong byte order or width.
+"""Dtype sniffing: whether tokens look as if they were read in the wrong byte order or width.
 
 Ids of text are Zipf-distributed, and tokenizers number frequent tokens low (bytes first, then merges by
 frequency). So the bytes of an id say the less the higher their place: in Python source in the 16,000 ids of
 a tokenizer trained on it, the low byte has 7.3 bits of entropy and the high byte 3.7. Read in the wrong
-byte order, or from an odd offset, it is the other way round. The tests, on a sample of at least
-MIN_TOKENS tokens:
+byte order, or from an odd offset, it is the other way round. The tests, on samples of at least
+MIN_TOKENS tokens together:
 
 - byte order: a byte of the id has over half a bit more entropy than the byte below it, and the bytes
   turned round do not.
@@ -24,15 +24,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloader.tokens.token_array import TokenArray
+
 MIN_TOKENS = 4096
+_NUM_SAMPLES, _SAMPLE_TOKENS = 64, 1 << 14
 _MARGIN_BITS = 0.5
 
 
-def suspicion(ids: NDArray[Any]) -> str | None:
-    """What is suspected of a sample of tokens, in a sentence, or None.
+def take_sample(tokens: TokenArray) -> NDArray[Any]:
+    """Copies evenly spread samples, each an even number of tokens from an even position, end to end."""
+    if len(tokens) <= _NUM_SAMPLES * _SAMPLE_TOKENS:
+        return np.asarray(tokens[: max(1, len(tokens) // 2 * 2)])
+    starts = np.linspace(0, len(tokens) - _SAMPLE_TOKENS, _NUM_SAMPLES).astype(np.int64) // 2 * 2
+    tokens.prefetch(starts, _SAMPLE_TOKENS)
+    return tokens.gather(starts, _SAMPLE_TOKENS).reshape(-1)
+
+
+def sniff_dtype(ids: NDArray[Any]) -> str | None:
+    """Says in a sentence which dtype or byte order the tokens seem to have instead; None: nothing is odd.
 
     Args:
-        ids: [n], pieces of an even number of neighbouring tokens, each from an even position.
+        ids: [n], samples end to end, as `take_sample` makes them.
     """
     if len(ids) < MIN_TOKENS:
         return None
@@ -41,13 +53,14 @@ def suspicion(ids: NDArray[Any]) -> str | None:
     narrow, wide = f"uint{4 * width}", "int64" if width == 4 else f"uint{16 * width}"
     if width <= 4 and _every_second_is_small(ids):
         return (
-            f"every second token is below 4: these look like {wide} tokens read as {ids.dtype}; "
-            f"open them with the width they were written in"
+            f"every second token is below 4: these look like {wide} tokens read as {ids.dtype}; if the "
+            f"file is headerless, pass --dtype {wide}; else write it again"
         )
     if width > 1 and _halves_alike(planes):
         return (
             f"the upper half of each id is distributed like the lower one: these look like pairs of "
-            f"{narrow} tokens read as {ids.dtype}; open them with the width they were written in"
+            f"{narrow} tokens read as {ids.dtype}; if the file is headerless, pass --dtype {narrow}; else "
+            f"write it again"
         )
     bits = [_entropy_bits(plane) for plane in planes]
     if _rises(bits) and not _rises(bits[::-1]):
@@ -60,7 +73,7 @@ def suspicion(ids: NDArray[Any]) -> str | None:
 
 
 def _bytes(ids: NDArray[Any]) -> NDArray[np.uint8]:
-    """[itemsize, n], the lowest byte first."""
+    """Splits ids into their bytes: [itemsize, n], the lowest byte first."""
     little = np.ascontiguousarray(ids, ids.dtype.newbyteorder("<"))
     return little.view(np.uint8).reshape(len(ids), -1).T
 

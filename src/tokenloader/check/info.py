@@ -1,4 +1,4 @@
-"""Information about token files that costs no look at their tokens: at once at any size."""
+"""Information about token files without a look at their tokens: at once at any size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class File:
     """One of the files of a token axis.
 
     Attributes:
-        offset_bytes: of its first token.
+        path: the file.
+        format: name of the format, as `tokenloader.formats` calls it.
+        offset_bytes: offset of the first token in the file.
+        num_tokens: number of tokens in the file.
     """
 
     path: str
@@ -37,15 +40,15 @@ class Info:
     """What `tokenloader info` tells.
 
     Attributes:
-        files: in order.
-        tensors: of the first file, if it is safetensors: "NAME DTYPE[SHAPE]" each.
-        dtype: of a token.
-        num_tokens, num_bytes: of all files together, without headers.
-        batch_size, seq_len: that the next two are for.
-        windows_per_epoch: of ShuffledEpochs; None: the tokens are fewer than a window.
-        steps_per_epoch: whole batches of them.
-        cached_share: the part that is in the page cache; None where the system does not tell.
-        cache_sampled: whether that is an estimate, from evenly spread pages.
+        files: the files, in order.
+        tensors: the tensors of the first file, "NAME DTYPE[SHAPE]" each; empty unless it is safetensors.
+        dtype: name of the numpy dtype of one token.
+        num_tokens, num_bytes: tokens of all files together, and their bytes, without headers.
+        batch_size, seq_len: the batch shape that windows_per_epoch and steps_per_epoch are for.
+        windows_per_epoch: windows in an epoch of ShuffledEpochs; None: fewer tokens than a window.
+        steps_per_epoch: whole batches in an epoch; None likewise.
+        cached_share: the part of the tokens in the page cache; None where the system does not tell.
+        cache_sampled: whether cached_share is an estimate, from evenly spread pages.
     """
 
     files: tuple[File, ...]
@@ -62,22 +65,22 @@ class Info:
 
 
 def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
-    """What can be told of tokens without reading them."""
+    """Collects what can be told of tokens without reading them."""
     windows = None
     if len(tokens) > seq_len:
         windows = ShuffledEpochs(seed=0, num_epochs=1).bind(len(tokens), seq_len).num_samples
-    extents = extents_of(tokens)
+    extents = mapped_extents(tokens)
     share, sampled = cached_share(extents)
     return Info(
         files=tuple(
-            File(str(one.path), one.format.name, one.offset_bytes, one.num_tokens)
-            for one in extents
+            File(str(extent.path), extent.format.name, extent.offset_bytes, extent.num_tokens)
+            for extent in extents
         ),
         tensors=tuple(
             f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
-            for one in extents[:1]
-            if one.format is safetensors.FORMAT
-            for tensor in safetensors.read_tensors(one.path)
+            for extent in extents[:1]
+            if extent.format is safetensors.FORMAT
+            for tensor in safetensors.read_tensors(extent.path)
         ),
         dtype=tokens.dtype.name,
         num_tokens=len(tokens),
@@ -91,20 +94,25 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
     )
 
 
-def extents_of(tokens: TokenArray) -> list[Extent]:
-    """The files that tokens are mapped from."""
+def mapped_extents(tokens: TokenArray) -> list[Extent]:
+    """Lists the files that the tokens are mapped from."""
     return [extent for extent in tokens._hold().extents if extent is not None]
 
 
-def cached_share(extents: Sequence[Extent]) -> tuple[float | None, bool]:
-    """The part of the tokens that is in the page cache, and whether that is an estimate.
+def cached_share(
+    extents: Sequence[Extent], *, num_probes: int = _PROBES, is_told: bool = CACHE_IS_TOLD
+) -> tuple[float | None, bool]:
+    """Measures the part of the tokens that is in the page cache, and says whether it is an estimate.
 
-    None where the system does not tell: on other systems than Linux, and of files that this process
-    neither owns nor may write (of those Linux says that all is cached).
+    The part is None where the system does not tell: on other systems than Linux, and for files that
+    this process neither owns nor may write (for those Linux says that all is cached).
+
+    Args:
+        num_probes: ranges of pages asked about, at most; of a larger file pages are sampled.
     """
-    if not CACHE_IS_TOLD or not all(os.access(extent.path, os.W_OK) for extent in extents):
+    if not is_told or not all(os.access(extent.path, os.W_OK) for extent in extents):
         return None, False
-    probes = max(1, _PROBES // max(1, len(extents)))
+    probes = max(1, num_probes // max(1, len(extents)))
     sampled, cached, total = False, 0.0, 0
     for extent in extents:
         array = map_read_only(extent)

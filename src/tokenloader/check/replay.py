@@ -63,10 +63,11 @@ def replay(
     """
     saved, data = from_dict(state), tokens.fingerprint()
     if saved.data != data:
-        raise ValueError(f"{tokens!r}: {data_difference(saved.data, data)}")
+        difference = data_difference(saved.data, data)
+        raise ValueError(f"{tokens!r} is not what this state was saved with: {difference}")
     plan = bind_named(saved.plan, saved.sample, len(tokens), saved.seq_len)
     if found := differences(saved, plan, seq_len=saved.seq_len, data=data):
-        raise ValueError(f"{tokens!r}: {' '.join(found)}")
+        raise ValueError(f"this state is of another run: {' '.join(found)}")
     cursor = Cursor.at(plan, saved.schedule, saved.step)
     samples, starts = cursor.samples(step), cursor.window_starts(step)
     block = tokens.gather(starts, saved.seq_len + 1)

@@ -1,9 +1,10 @@
-"""Runs: stretches of one token repeated, as padding and holes in a file are."""
+"""Runs: stretches of one id repeated, as padding and holes in a file are."""
 
 from __future__ import annotations
 
 import heapq
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,9 @@ RUN_TOKENS = 64  # a run is this long or longer
 _LONGEST = 3
 
 
-class Run(NamedTuple):
-    """One token repeated over [start, stop), positions of tokens."""
+@dataclass(frozen=True)
+class Run:
+    """One id repeated over token positions [start, stop)."""
 
     token: int
     start: int
@@ -21,14 +23,19 @@ class Run(NamedTuple):
 
     @property
     def length(self) -> int:
+        """Tokens in the run."""
         return self.stop - self.start
 
 
 def runs_in(ids: NDArray[Any], start: int) -> list[Run]:
-    """The runs of a block that begins at token `start`: those of RUN_TOKENS, and any at its two ends.
+    """Finds the runs of a chunk: all of RUN_TOKENS or more, and any at its two ends.
 
-    Most blocks have none, and for those it takes one comparison of whole 8-byte words: a run has two
+    Most chunks have none, and for those it takes one comparison of whole 8-byte words: a run has two
     equal words in a row, each of one token only.
+
+    Args:
+        ids: the chunk.
+        start: position of the chunk.
     """
     per_word = 8 // ids.itemsize
     words = ids[: len(ids) // per_word * per_word].view(np.uint64)
@@ -55,28 +62,28 @@ def runs_in(ids: NDArray[Any], start: int) -> list[Run]:
 
 
 def _equal_at_front(ids: NDArray[Any]) -> int:
-    """How many tokens at the front are the same, where no two whole words are."""
+    """Counts equal tokens at the front of ids, whose first two words are not equal."""
     front = ids[: 4 * 8]
     different = front != front[0]
     return int(different.argmax()) if different.any() else len(front)
 
 
 class Runs:
-    """All runs of RUN_TOKENS or more, from those of the blocks, in order.
+    """Counts all runs of RUN_TOKENS or more, given those of each chunk, in order.
 
     Attributes:
-        count: of runs.
-        tokens: in them.
-        longest: the longest, at most 3.
+        count: number of runs.
+        tokens: tokens in them.
+        longest: the longest runs, at most 3.
     """
 
     def __init__(self) -> None:
         self.count = self.tokens = 0
         self.longest: list[Run] = []
-        self._open: Run | None = None  # ends where the next block begins
+        self._open: Run | None = None  # ends where the next chunk begins
 
     def append(self, found: list[Run]) -> None:
-        """The runs of the next block."""
+        """Counts the runs of the next chunk, from `runs_in`; joins one that goes on in it."""
         for run in found:
             last = self._open
             if last is not None and last.stop == run.start and last.token == run.token:
@@ -86,7 +93,7 @@ class Runs:
                 self._open = run
 
     def finish(self) -> None:
-        """There are no more tokens."""
+        """Counts the run that the last chunk ends with."""
         run, self._open = self._open, None
         if run is not None and run.length >= RUN_TOKENS:
             self.count += 1

@@ -1,4 +1,4 @@
-"""The console: what a command's run gives to who called it: output, one line of error, an exit status."""
+"""The console: the output of a command, its error in one line, and its exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-WRONG = 1  # what a check ends with
+WRONG = 1  # exit status of a check that finds something wrong
 _USAGE, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
 
 
@@ -27,7 +27,7 @@ def run_and_exit(commands: click.Command) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(_INTERRUPTED)
     except _PipeClosedError:
-        # What is left in the buffer would be written, and fail, once more at exit.
+        # The rest of the buffer would be written, and fail, once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_BROKEN_PIPE)
     except OSError as error:
@@ -36,8 +36,13 @@ def run_and_exit(commands: click.Command) -> NoReturn:
         _fail(str(error))
 
 
+def on_terminal() -> bool:
+    """Whether a progress bar would be seen."""
+    return sys.stderr.isatty()
+
+
 def print_out(output: str | dict[str, Any]) -> None:
-    """A screen, or values as JSON."""
+    """Prints a screen, or values as JSON."""
     try:
         click.echo(output if isinstance(output, str) else json.dumps(output, indent=2))
     except BrokenPipeError:
@@ -45,7 +50,7 @@ def print_out(output: str | dict[str, Any]) -> None:
 
 
 class _PipeClosedError(Exception):
-    """Who read our output has left. BrokenPipeError itself click would end with status 1."""
+    """The reader of the output has left. BrokenPipeError itself click would end with status 1."""
 
 
 def _fail(message: str, remedy: str = "") -> NoReturn:

@@ -38,7 +38,7 @@ class Fork(NamedTuple):
 
 @dataclass(frozen=True)
 class Proportions:
-    """The tree over sources 0, 1, ..., whose root is a source alone or the fork that samples reach first."""
+    """The tree over sources 0, 1, ...; its root is a source alone, or the fork that samples reach first."""
 
     root: Fork | int
     num_sources: int

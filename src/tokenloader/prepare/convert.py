@@ -1,4 +1,4 @@
-"""Converting: a token file of any format that can be read, to one of any format that can be written."""
+"""Converting: token files of any format that can be read, to one of any format that can be written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tokenloader.check.info import extents_of
+from tokenloader.check.info import mapped_extents
 from tokenloader.formats.detect import WRITERS
 from tokenloader.formats.format import Writer
 from tokenloader.tokens.token_array import TokenArray
@@ -42,24 +42,21 @@ def convert(
     force: bool = False,
     progress: bool = False,
 ) -> int:
-    """Writes tokens to a file of another format or dtype; returns the bytes of the file.
+    """Writes tokens to a file of another format or dtype; returns the size of the file in bytes.
 
     Args:
-        tokens: from files or memory.
-        path: the file to write.
-        writer: its format.
-        dtype: of the file; None: that of the tokens. Ids are checked to fit.
+        writer: writes the format of the file.
+        dtype: numpy dtype of one token in the file; None: that of the tokens. Ids are checked to fit.
         force: replace a file that exists.
-        progress: show a progress bar.
 
     Raises:
-        FileExistsError: there is such a file, and not `force`.
+        FileExistsError: the file exists, and force is False.
         ValueError: path is one of the files that are read, the format cannot hold the tokens, or an id
             does not fit the dtype.
         OSError: the disk has too little space, or fails.
     """
     dtype = dtype or tokens.dtype
-    check_target(path, force=force, read=[extent.path for extent in extents_of(tokens)])
+    check_target(path, force=force, read=[extent.path for extent in mapped_extents(tokens)])
     writer.check(dtype, len(tokens))
     num_bytes = len(writer.header(dtype, 0)) + len(tokens) * dtype.itemsize
     check_space(path, num_bytes)
@@ -68,12 +65,12 @@ def convert(
 
 
 def check_target(path: Path, *, force: bool, read: Iterable[Path]) -> None:
-    """Raises OSError or ValueError if path must not be written, read being what is read."""
+    """Raises OSError or ValueError if path must not be written, because of what exists or is read."""
     check_place(path)
     if path.exists():
-        for one in read:
-            if one.exists() and os.path.samefile(one, path):
-                raise ValueError(f"{path} is the file that is read ({one}); write another")
+        for source in read:
+            if source.exists() and os.path.samefile(source, path):
+                raise ValueError(f"{path} is the file that is read ({source}); write another")
         if not force:
             raise FileExistsError(
                 f"{path} exists ({path.stat().st_size:,} bytes); --force replaces it"
@@ -81,12 +78,12 @@ def check_target(path: Path, *, force: bool, read: Iterable[Path]) -> None:
 
 
 def check_space(path: Path, num_bytes: int) -> None:
-    """Raises OSError if the disk has no room for a file of so many bytes beside what is there."""
+    """Raises OSError if the disk has no room for a file of num_bytes beside what is there."""
     directory = Path(os.path.realpath(path)).parent
     if directory.is_dir() and (free := shutil.disk_usage(directory).free) < num_bytes:
         raise OSError(
-            f"{path}: {num_bytes:,} bytes are needed on this disk and {free:,} are free (a file that is "
-            f"replaced takes its room until the new one is complete)"
+            f"{path} takes {num_bytes:,} bytes, and {free:,} are free on this disk; free some, or write to "
+            f"another (a file that is replaced keeps its room until the new one is complete)"
         )
 
 

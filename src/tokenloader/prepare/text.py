@@ -1,4 +1,4 @@
-"""Text: documents as strings, one after the other, from the files that people have them in."""
+"""Text: documents as strings, one after the other, from JSON lines, Parquet and plain files."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-_READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _PACKED = (".gz", ".zst")
 
 
-def read_documents(path: Path, *, column: str, separator: str) -> Iterator[str]:
-    """The documents of a file that are not empty, in order; one (of Parquet, a batch) is in memory.
+def read_texts(
+    path: Path, *, column: str, separator: str, read_bytes: int = READ_BYTES
+) -> Iterator[str]:
+    """Yields the documents of a file in order, one (of Parquet, a batch) in memory at a time.
 
     - JSON lines (.jsonl, .ndjson, .json): the field `column` of each line's object.
-    - Parquet (.parquet): the column of each row.
-    - anything else is plain text in UTF-8: one document, or several with `separator` between them, as
+    - Parquet (.parquet): the column `column` of each row.
+    - any other file is plain text in UTF-8: one document, or several with `separator` between them, as
       TinyStories has them; a line end on either side of the separator belongs to it.
 
-    Null and "" are left out.
-
-    Each but Parquet may be packed: .gz, and .zst (which pyarrow unpacks).
+    Null and "" are left out. All but Parquet may be packed as .gz, or as .zst (which pyarrow unpacks).
 
     Raises:
         OSError: the file is missing or unreadable.
-        ValueError: it is not of the format, or has no such column.
+        ValueError: the file is not of its format, or has no such column.
         ImportError: the format needs pyarrow, which is missing.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
@@ -42,12 +42,12 @@ def read_documents(path: Path, *, column: str, separator: str) -> Iterator[str]:
         if kind in _JSON_LINES:
             yield from _json_lines(path, file, column)
         else:
-            yield from _plain(path, file, separator)
+            yield from _plain(path, file, separator, read_bytes)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file's bytes, unpacked."""
+    """Opens a file for its bytes, unpacked."""
     try:
         if path.suffix.lower() == ".gz":
             with gzip.open(path) as file:
@@ -55,18 +55,18 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         elif path.suffix.lower() == ".zst":
             arrow = import_extra("pyarrow", f"{path}: unpacking zstd")
             with arrow.input_stream(str(path), compression="zstd") as file:
-                yield io.BufferedReader(file)  # which adds lines
+                yield io.BufferedReader(file)  # arrow's stream cannot be read by lines
         else:
             with path.open("rb") as file:
                 yield file
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's, and not of what is in the file
+            raise  # the system's error, and not about what is in the file
         raise ValueError(f"{path}: cannot be unpacked ({error}); is it complete?") from error
 
 
 def import_extra(name: str, what: str) -> Any:
-    """A module of the optional extra, or an error that says how to install it."""
+    """Imports a module of the optional extra, or raises an ImportError that says how to install it."""
     import importlib
 
     try:
@@ -80,16 +80,16 @@ def import_extra(name: str, what: str) -> Any:
 def _parquet(path: Path, column: str) -> Iterator[str]:
     parquet = import_extra("pyarrow.parquet", f"{path}: reading Parquet")
     with path.open("rb"):
-        pass  # what is missing is an OSError of Python's own
+        pass  # a missing file is an OSError of Python's own
     try:
         file = parquet.ParquetFile(path)
     except Exception as error:  # pyarrow's own
-        raise ValueError(f"{path}: no Parquet file ({error}); is it complete?") from error
+        raise ValueError(f"{path}: not a Parquet file ({error}); is it complete?") from error
     with file:
         names = file.schema_arrow.names
         if column not in names:
             raise ValueError(
-                f"{path}: no column {column!r}; there are: {', '.join(names)}. --column"
+                f"{path}: no column {column!r}; pass --column with one of: {', '.join(names)}"
             )
         for row, value in enumerate(
             value
@@ -100,7 +100,7 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
                 yield value
             elif value not in (None, ""):
                 raise ValueError(
-                    f"{path}: row {row:,} of column {column!r} is {value!r:.60}, not a string"
+                    f"{path}: row {row:,} of column {column!r} is {value!r:.60}; expected a string"
                 )
 
 
@@ -113,22 +113,29 @@ def _json_lines(path: Path, file: BinaryIO, column: str) -> Iterator[str]:
             value = json.loads(line)
         except ValueError as error:
             raise ValueError(
-                f"{where}: not JSON ({error}); needed is one object a line, with the field {column!r}"
+                f"{where}: not JSON ({error}); expected one object a line, with the field {column!r}"
             ) from None
-        text = value.get(column, 0) if isinstance(value, dict) else 0
+        if not isinstance(value, dict):
+            found = type(value).__name__
+            raise ValueError(
+                f"{where}: found a {found}; expected an object with the field {column!r}"
+            )
+        if column not in value:
+            names = ", ".join(value)
+            raise ValueError(f"{where}: no field {column!r}; pass --column with one of: {names}")
+        text = value[column]
         if text is not None and not isinstance(text, str):
-            found = ", ".join(value) if isinstance(value, dict) else type(value).__name__
-            raise ValueError(f"{where}: no string in a field {column!r}; found: {found}. --column")
+            raise ValueError(f"{where}: field {column!r} is {text!r:.60}; expected a string")
         if text:
             yield text
 
 
-def _plain(path: Path, file: BinaryIO, separator: str) -> Iterator[str]:
-    """Split as it is read, so that one document is in memory and not the file."""
+def _plain(path: Path, file: BinaryIO, separator: str, read_bytes: int) -> Iterator[str]:
+    """Splits a file while it is read, so that one document is in memory and not the file."""
     mark = separator.encode()
     left = bytearray()
     searched = 0
-    while data := file.read(_READ_BYTES):
+    while data := file.read(read_bytes):
         left += data
         while (at := left.find(mark, searched)) >= 0:
             if text := _decoded(path, bytes(left[:at])):

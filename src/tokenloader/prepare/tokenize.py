@@ -1,4 +1,4 @@
-"""Tokenizing: text files to a token file, an end-of-text id after each document.
+"""Tokenizing: text files to one token file, with an end-of-text id after each document.
 
 The Rust library `tokenizers` encodes many documents at once on all cores, while a thread reads the
 next ones. The order of the tokens is that of the files and of the documents in them, whatever the
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,28 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tokenloader.formats import safetensors
-from tokenloader.prepare.text import import_extra, read_documents
+from tokenloader.prepare.text import import_extra, read_texts
 from tokenloader.tokens.writing import write_file
 
-# What ends documents: in GPT-2, NeoX and Qwen; in Llama 3; in Llama 2, Mistral and T5; in Gemma.
+# End-of-text tokens: of GPT-2, NeoX and Qwen; of Llama 3; of Llama 2, Mistral and T5; of Gemma.
 KNOWN_EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-_BATCH_CHARACTERS = 2 << 20  # encoded at once: memory is some hundred bytes a character
-_PIECE_CHARACTERS = 1 << 20  # a longer document is encoded in pieces
-# Between two lines of which neither the first's end nor the second's beginning is blank: byte-level
-# tokenizers never join tokens across that.
+BATCH_CHARACTERS = 2 << 20  # encoded at once: memory is some hundred bytes a character
+CHUNK_CHARACTERS = 1 << 20  # a longer document is encoded in chunks
+# A seam lies between two lines, neither the end of the first nor the beginning of the second blank:
+# byte-level tokenizers never join tokens across it.
 _SEAM = re.compile(r"(?<=\S\n)(?=\S)")
 
 
 @dataclass(frozen=True)
 class Tokenized:
-    """What was written.
+    """What `tokenize` has written.
 
     Attributes:
-        eos_id: the id after each document.
-        text_bytes: of the documents in UTF-8.
+        num_documents: number of documents.
+        num_tokens: number of tokens, end-of-text ids among them.
+        text_bytes: size of all documents in UTF-8.
+        dtype: name of the numpy dtype of one token.
+        eos_id: the end-of-text id after each document.
     """
 
     num_documents: int
@@ -48,22 +52,33 @@ class Tokenized:
 
 
 class Tokenizer:
-    """A tokenizer.json, as it is needed here: no padding, no truncation, no tokens added of its own.
+    """Encodes documents by a tokenizer.json, without padding, truncation or added tokens.
 
-    A special token that is spelled out in a document is encoded as the text that it is there: else it would
-    end the document.
+    A special token that is spelled out in a document is encoded as text: else it would end the document.
+
+    Attributes:
+        eos_token, eos_id: the token that ends documents.
+        dtype: numpy dtype of one token: uint16 if all ids fit, else uint32.
 
     Args:
         path: tokenizer.json.
-        eos_token: the token that ends documents; None: the first of KNOWN_EOS_TOKENS that it has.
+        eos_token: the token that ends documents; None: the first of KNOWN_EOS_TOKENS in the vocabulary.
+        chunk_characters: a longer document is encoded in chunks, as `split_document` makes them.
 
     Raises:
         ImportError: the library tokenizers is missing.
         OSError: the file is missing.
-        ValueError: it is no such file, or has no such token.
+        ValueError: the file is no tokenizer.json, or its vocabulary has no such token.
     """
 
-    def __init__(self, path: Path, eos_token: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        eos_token: str | None = None,
+        *,
+        chunk_characters: int = CHUNK_CHARACTERS,
+    ) -> None:
+        self._chunk_characters = chunk_characters
         self._tokenizer = _load(path)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -73,8 +88,8 @@ class Tokenizer:
         if found is None:
             special = [t.content for t in self._tokenizer.get_added_tokens_decoder().values()]
             raise ValueError(
-                f"{path}: no token {' or '.join(candidates)} to end documents with; its special tokens "
-                f"are: {', '.join(special) or 'none'}. Say which: --eos-token"
+                f"{path}: no token {' or '.join(candidates)} to end documents with; pass --eos-token with "
+                f"one of its special tokens: {', '.join(special) or 'none'}"
             )
         self.eos_token: str = found
         self.eos_id = int(self._tokenizer.token_to_id(found))
@@ -82,21 +97,20 @@ class Tokenizer:
         self.dtype = np.dtype("uint16" if highest < 2**16 else "uint32")
 
     def encode(self, documents: Sequence[str]) -> NDArray[Any]:
-        """The ids of all documents, an end-of-text id after each; on all cores."""
-        pieces = [(piece, last) for document in documents for piece, last in _pieces(document)]
-        encoded = self._tokenizer.encode_batch_fast(
-            [piece for piece, _ in pieces], add_special_tokens=False
+        """Encodes documents on all cores, to [n] ids of them all, an end-of-text id after each."""
+        chunks = [split_document(document, self._chunk_characters) for document in documents]
+        encoded = iter(
+            self._tokenizer.encode_batch_fast(list(chain(*chunks)), add_special_tokens=False)
         )
         ids: list[NDArray[Any]] = []
-        for one, (_, last) in zip(encoded, pieces, strict=True):
-            ids.append(np.array(one.ids, self.dtype))
-            if last:
-                ids.append(np.array([self.eos_id], self.dtype))
+        for chunks_of_one in chunks:
+            ids += [np.array(next(encoded).ids, self.dtype) for _ in chunks_of_one]
+            ids.append(np.array([self.eos_id], self.dtype))
         return np.concatenate(ids)
 
 
 def decoder(path: Path) -> Callable[[NDArray[Any]], str]:
-    """A function from ids to their text, special tokens included, by a tokenizer.json.
+    """Returns a function from ids to their text, special tokens included, by a tokenizer.json.
 
     Raises: as `Tokenizer`.
     """
@@ -110,7 +124,9 @@ def _load(path: Path) -> Any:
     try:
         return library.Tokenizer.from_str(text)
     except Exception as error:  # the library raises no other kind
-        raise ValueError(f"{path}: no tokenizer.json of the tokenizers library ({error})") from None
+        raise ValueError(
+            f"{path}: not a tokenizer.json of the tokenizers library ({error})"
+        ) from None
 
 
 def tokenize(
@@ -120,11 +136,17 @@ def tokenize(
     *,
     column: str = "text",
     progress: bool = False,
+    batch_characters: int = BATCH_CHARACTERS,
 ) -> Tokenized:
     """Writes the tokens of all documents of the files, in order, to a safetensors file.
 
+    Args:
+        files: text files, as `read_texts` takes them.
+        column: name of the field or column that holds the text.
+        batch_characters: characters encoded at once, about.
+
     Raises:
-        OSError, ValueError, ImportError: as `read_documents` and `write_tokens`.
+        OSError, ValueError, ImportError: as `read_texts` and `write_tokens`.
     """
     counts = _Counts()
     with tqdm(
@@ -139,9 +161,9 @@ def tokenize(
             documents = (
                 document
                 for file in files
-                for document in read_documents(file, column=column, separator=tokenizer.eos_token)
+                for document in read_texts(file, column=column, separator=tokenizer.eos_token)
             )
-            for batch in _ahead(_batches(documents)):
+            for batch in _read_ahead(_batches(documents, batch_characters)):
                 counts.documents += len(batch)
                 counts.text_bytes += sum(len(document.encode()) for document in batch)
                 ids = tokenizer.encode(batch)
@@ -164,21 +186,21 @@ class _Counts:
     text_bytes: int = 0
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+def _batches(documents: Iterable[str], batch_characters: int) -> Iterator[list[str]]:
     batch: list[str] = []
     characters = 0
     for document in documents:
         batch.append(document)
         characters += len(document)
-        if characters >= _BATCH_CHARACTERS:
+        if characters >= batch_characters:
             yield batch
             batch, characters = [], 0
     if batch:
         yield batch
 
 
-def _ahead(batches: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The same, the next one read by a thread meanwhile."""
+def _read_ahead(batches: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yields the batches, while a thread reads the next one."""
     with ThreadPoolExecutor(1, "tokenloader-text") as pool:
         following = pool.submit(next, batches, None)
         while (batch := following.result()) is not None:
@@ -186,13 +208,13 @@ def _ahead(batches: Iterator[list[str]]) -> Iterator[list[str]]:
             yield batch
 
 
-def _pieces(document: str) -> Iterator[tuple[str, bool]]:
-    """A document in pieces of bounded length where it has seams, and whether each is the last."""
-    start = 0
-    while len(document) - start > _PIECE_CHARACTERS:
-        seam = _SEAM.search(document, start + _PIECE_CHARACTERS)
+def split_document(document: str, chunk_characters: int) -> list[str]:
+    """Splits a document, where it has seams, into chunks of chunk_characters or little more."""
+    chunks, start = [], 0
+    while len(document) - start > chunk_characters:
+        seam = _SEAM.search(document, start + chunk_characters)
         if seam is None:
             break
-        yield document[start : seam.start()], False
+        chunks.append(document[start : seam.start()])
         start = seam.start()
-    yield document[start:], True
+    return [*chunks, document[start:]]

@@ -1,57 +1,17 @@
-"""The command line as a process: statuses, errors of one line, JSON, pipes, and what it imports."""
+"""The commands: what each prints, as a screen and as JSON, and its exit status."""
 
 import json
 import os
-import subprocess
-import sys
 
-import click
 import numpy as np
 import pytest
+from helpers import run_cli
 
 import tokenloader as tl
-from tokenloader.check import bench as _bench
-from tokenloader.cli import commands as cli
+from tokenloader.check.bench import Bench, Speed
+from tokenloader.cli.bench import bench_screen
 
-COMMANDS = sorted(cli.commands.commands)
 END = 50_256
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    ids = rng.zipf(1.2, 100_000) - 1
-    ids = ids[ids < 20_000]
-    ids[499::500] = END
-    tl.write_tokens("train.safetensors", ids)
-    np.save("train.npy", ids.astype(np.uint16))
-    ids.astype("<u2").tofile("train.bin")
-    return tmp_path
-
-
-@pytest.fixture
-def run(folder, monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["tokenloader", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
-
-
-def process(*arguments, **kwargs):
-    return subprocess.run(
-        [sys.executable, "-m", "tokenloader", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        **kwargs,
-    )
-
 
 # info
 
@@ -137,7 +97,7 @@ def test_check_in_json(run):
     report = json.loads(out)
     assert status == 1
     assert report["eos_id"] == END
-    assert report["num_past"] > 0
+    assert report["num_out_of_vocab"] > 0
     assert len(report["problems"]) == 1
 
 
@@ -145,9 +105,20 @@ def test_the_histogram_is_drawn_in_what_the_terminal_can_show(folder):
     bars = {}
     for encoding in ("utf-8", "ascii"):
         environment = {**os.environ, "PYTHONIOENCODING": encoding}
-        bars[encoding] = process("check", "train.npy", env=environment, encoding="utf-8").stdout
+        bars[encoding] = run_cli("check", "train.npy", env=environment, encoding="utf-8").stdout
     assert "█" in bars["utf-8"]
     assert "####" in bars["ascii"]
+
+
+def test_one_of_anything_is_said_in_the_singular(run):
+    np.save("a.npy", np.array([5, 50256] * 3 + [6, 7, 50256], np.uint16))
+    _, out, _ = run("check", "a.npy")
+    assert "2 documents that repeat an earlier one, 2 tokens" in out
+    assert "1 token 3 times, first at token 0" in out
+    np.save("b.npy", np.array([5, 50256], np.uint16))
+    _, out, _ = run("check", "b.npy", "--against", "a.npy")
+    assert "1 document that the other tokens have too, 1 token\n" in out
+    assert "id 50256, 1 time, one in 2.0 tokens" in out
 
 
 # convert
@@ -220,19 +191,28 @@ def test_tokenize_does_not_write_over_what_it_reads(run, folder):
 # bench
 
 
-def test_bench_tells_cold_and_warm(run, monkeypatch):
-    monkeypatch.setattr(_bench, "drop_from_cache", lambda extents: None)
+def test_bench_tells_cold_and_warm(run):
     shape = ("--batch-size", 2, "--seq-len", 64, "--seconds", 0.1)
     status, out, _ = run("bench", "train.npy", *shape)
     assert status == 0
     assert "batches         2 x 64 tokens, random windows, on " in out
-    assert out.count("million tokens/s (") == 2
-    assert out.count("limited by ") == 2
-    monkeypatch.setattr(_bench, "drop_from_cache", lambda extents: "it is so")
-    assert "cold            not measured: it is so" in run("bench", "train.npy", *shape)[1]
+    measured = 1 if "cold            not measured: " in out else 2
+    assert out.count("million tokens/s (") == out.count("limited by ") == measured
     found = json.loads(run("bench", "train.npy", "--json", *shape)[1])
-    assert (found["cold"], found["why_not_cold"]) == (None, "it is so")
+    assert (found["cold"] is None) == (found["why_not_cold"] is not None)
     assert found["warm"]["tokens_per_second"] > 0
+
+
+def test_the_bench_screen_says_why_there_is_no_cold_speed():
+    speed = Speed(2_500_000, 1, 0.5, 0.4, 0.3, 0.2, "the disk")
+    both = bench_screen(Bench("cpu:0", 2, 64, speed, None, speed)).splitlines()
+    assert both[1:3] == [
+        "cold            2.5 million tokens/s (1 batch in 0.5 s)",
+        "                limited by the disk",
+    ]
+    assert both[3].startswith("warm            2.5 million")
+    warm = bench_screen(Bench("cpu:0", 2, 64, None, "it is so", speed))
+    assert "cold            not measured: it is so\nwarm " in warm
 
 
 # replay
@@ -288,176 +268,3 @@ def test_replay_of_what_is_no_state_or_of_other_tokens_is_told(run, saved, folde
     np.save("other.npy", np.arange(5000, dtype=np.uint16))
     status, _, err = run("replay", "state.json", "other.npy", "--step", 0)
     assert (status, "is not what this state was saved with" in err) == (2, True)
-
-
-# errors
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["info", "none.npy"], "none.npy: no such file"),
-        (["info"], "Missing argument 'SOURCE...'; see tokenloader info --help"),
-        (["info", "--bogus", "a"], "No such option '--bogus'; see tokenloader info --help"),
-        (["bogus"], "No such command 'bogus'; see tokenloader --help"),
-        (["info", "--batch-size", "0", "train.npy"], "0 is not in the range x>=1; see tokenloader info"),
-        (["info", "--dtype", "int7", "train.npy"], "'int7' is not one of 'uint8', 'uint16'"),
-        (["check", "train.bin"], "train.bin"),
-        (["convert", "train.npy", "none/out.npy"], "its directory "),
-    ],
-)  # fmt: skip
-def test_errors_are_one_line_and_status_2(run, arguments, message):
-    status, out, err = run(*arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith("tokenloader: ")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (ValueError("two\n  lines"), "two lines"),
-        (TypeError("a type"), "a type"),
-        (MemoryError("no memory"), "no memory"),
-        (ImportError("no module"), "no module"),
-        (OSError(28, "No space left on device", "a.npy"), "a.npy: No space left on device"),
-        (ConnectionError("no Hub"), "no Hub"),
-    ],
-)
-def test_errors_of_the_library_are_told_without_a_traceback(run, monkeypatch, error, message):
-    def fails(*args):
-        raise error
-
-    monkeypatch.setattr(cli, "_open", fails)
-    assert run("info", "train.npy") == (2, "", f"tokenloader: {message}\n")
-
-
-def test_ctrl_c_is_quiet(run, monkeypatch):
-    def fails(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "_open", fails)
-    status, out, err = run("info", "train.npy")
-    assert (status, out, err.strip()) == (130, "", "")
-
-
-def test_a_pipe_that_is_closed_is_quiet(folder):
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenloader", "info", "train.npy"],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, "")
-
-
-# The process
-
-
-def test_info_and_convert_and_check_do_not_load_jax(folder):
-    for command in (
-        ["info", "train.npy"],
-        ["check", "train.npy"],
-        ["convert", "train.npy", "o.npy"],
-    ):
-        code = f"""if True:
-            import sys
-            sys.argv = {["tokenloader", *command]!r}
-            from tokenloader.cli.commands import main
-            try:
-                main()
-            except SystemExit as ended:
-                assert not ended.code, ended.code
-            print(sorted({{"jax", "jaxlib", "huggingface_hub"}} & sys.modules.keys()))
-        """
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.stderr == ""
-        assert done.stdout.endswith("\n[]\n"), command
-
-
-def test_python_m_is_the_same(folder):
-    done = process("info", "train.npy")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "NumPy .npy" in done.stdout
-    assert process("bogus").returncode == 2
-    version = process("--version")
-    assert version.stdout == f"tokenloader {tl.__version__}\n"
-
-
-def test_without_a_command_the_help_is_shown(run):
-    status, out, err = run()
-    assert (status, out) == (2, "")
-    assert "Commands:" in err
-
-
-def test_output_in_a_pipe_has_no_control_codes_and_80_columns(folder):
-    for arguments in (["info", "train.npy"], ["check", "train.npy"], ["--help"]):
-        done = process(*arguments)
-        assert "\x1b" not in done.stdout + done.stderr
-        assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples_and_80_columns(run, command):
-    status, out, _ = run(command, "--help")
-    assert status == 0
-    assert "Examples:\n" in out
-    assert f"tokenloader {command} " in out
-    assert max(map(len, out.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_list_of_commands_says_all_of_each_summary(run, command):
-    summary = cli.commands.commands[command].get_short_help_str(200)
-    _, out, _ = run("--help")
-    assert f"{summary.rstrip('.')}." in " ".join(out.split())
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_are_given_completion(folder, shell):
-    try:
-        done = subprocess.run(
-            [os.path.join(os.path.dirname(sys.executable), "tokenloader")],
-            env={**os.environ, "_TOKENLOADER_COMPLETE": f"{shell}_source"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    except FileNotFoundError:
-        pytest.skip("the command is not installed beside this Python")
-    assert done.returncode == 0
-    assert "_TOKENLOADER_COMPLETE" in done.stdout
-
-
-def test_click_errors_of_other_kinds_are_one_line_too(run, monkeypatch):
-    def fails(*args):
-        raise click.FileError("a.npy", "it is so")
-
-    monkeypatch.setattr(cli, "_open", fails)
-    status, _, err = run("info", "train.npy")
-    assert status == 2
-    assert err.count("\n") == 1
-
-
-def test_one_of_anything_is_said_in_the_singular(run):
-    np.save("a.npy", np.array([5, 50256] * 3 + [6, 7, 50256], np.uint16))
-    _, out, _ = run("check", "a.npy")
-    assert "2 documents that repeat an earlier one, 2 tokens" in out
-    assert "1 token 3 times, first at token 0" in out
-    np.save("b.npy", np.array([5, 50256], np.uint16))
-    _, out, _ = run("check", "b.npy", "--against", "a.npy")
-    assert "1 document that the other tokens have too, 1 token\n" in out
-    assert "id 50256, 1 time, one in 2.0 tokens" in out

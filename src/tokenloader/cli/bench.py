@@ -1,0 +1,77 @@
+"""`tokenloader bench`: how fast a token file gives batches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from tokenloader.check.judgement import counted
+from tokenloader.cli.console import print_out
+from tokenloader.cli.options import as_json, open_sources, reads_tokens, takes_batches
+from tokenloader.cli.screen import row
+
+if TYPE_CHECKING:  # loads jax
+    from tokenloader.check.bench import Bench, Speed
+
+
+@click.command("bench")
+@reads_tokens
+@takes_batches
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Time of each measurement.",
+)
+@as_json
+def command(
+    sources: tuple[str, ...],
+    key: str,
+    dtype: str | None,
+    batch_size: int,
+    seq_len: int,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Measure how fast a token file gives batches.
+
+    Random windows go through TokenLoader to the default device: first cold, after this file (and no
+    other) has been dropped from the page cache, which needs no privileges; then the same windows
+    warm. A sentence says what limits each.
+
+    \b
+    Examples:
+      tokenloader bench train.safetensors
+      tokenloader bench --batch-size 256 --seconds 10 train.safetensors
+      JAX_PLATFORMS=cpu tokenloader bench train.safetensors
+    """
+    from tokenloader.check.bench import bench
+
+    measured = bench(
+        lambda: open_sources(sources, key, dtype),
+        batch_size=batch_size,
+        seq_len=seq_len,
+        seconds=seconds,
+    )
+    print_out(asdict(measured) if as_json else bench_screen(measured))
+
+
+def bench_screen(bench: Bench) -> str:
+    """What `tokenloader bench` prints."""
+    shape = f"{bench.batch_size:,} x {bench.seq_len:,} tokens, random windows"
+    lines = row("batches", f"{shape}, on {bench.device}")
+    if bench.cold is None:
+        lines += row("cold", f"not measured: {bench.why_not_cold}")
+    else:
+        lines += _speed("cold", bench.cold)
+    lines += _speed("warm", bench.warm)
+    return "\n".join(lines)
+
+
+def _speed(label: str, speed: Speed) -> list[str]:
+    rate = f"{speed.tokens_per_second / 1e6:,.1f} million tokens/s"
+    lines = row(label, f"{rate} ({counted(speed.batches, 'batch')} in {speed.seconds:.1f} s)")
+    return lines + row("", f"limited by {speed.limit}")

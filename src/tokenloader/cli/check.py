@@ -1,0 +1,143 @@
+"""`tokenloader check`: whether something is wrong with a token file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+
+import click
+
+from tokenloader.check.check import Report, check
+from tokenloader.check.counts import Counts
+from tokenloader.check.judgement import counted
+from tokenloader.check.repeats import Repeats
+from tokenloader.cli.console import WRONG, on_terminal, print_out
+from tokenloader.cli.options import POSITIVE, as_json, eos_id, open_sources, reads_tokens
+from tokenloader.cli.screen import row, sentence
+
+_BAR = 36  # columns
+
+
+@click.command("check")
+@reads_tokens
+@click.option("--vocab-size", type=POSITIVE, help="Number of ids; each is expected below it.")
+@eos_id
+@click.option(
+    "--against", multiple=True, metavar="SOURCE", help="Tokens that should share no document."
+)
+@as_json
+def command(
+    sources: tuple[str, ...],
+    key: str,
+    dtype: str | None,
+    vocab_size: int | None,
+    eos_id: int | None,
+    against: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Tell whether something is wrong with a token file.
+
+    Every token is read once, to find ids outside the vocabulary, a wrong byte order or width, how
+    documents end and how long they are, runs of one token, and documents that occur twice or in
+    other tokens too. Without --eos-id, the end-of-text ids of GPT-2, Llama 3, Qwen and OpenAI's
+    encodings are looked for.
+
+    The exit status is 1 if something is wrong. Duplicates are wrong when they are over 1% of the
+    documents; a document shared with --against always is.
+
+    \b
+    Examples:
+      tokenloader check --vocab-size 50257 train.safetensors
+      tokenloader check validation.safetensors --against train.safetensors
+      tokenloader check --eos-id 2 --json llama2.npy
+    """
+    with (
+        open_sources(sources, key, dtype) as tokens,
+        open_sources(against, key, dtype) if against else nullcontext() as others,
+    ):
+        report = check(
+            tokens,
+            vocab_size=vocab_size,
+            eos_id=eos_id,
+            against=others,
+            progress=on_terminal(),
+        )
+    if as_json:
+        values = asdict(report)
+        print_out(values.pop("counts") | values)
+    else:
+        encoding = (sys.stdout.encoding or "").lower()
+        print_out(check_screen(report, "█" if encoding.startswith("utf") else "#"))
+    if report.problems:
+        sys.exit(WRONG)
+
+
+def check_screen(report: Report, bar: str) -> str:
+    """What `tokenloader check` prints, the histogram's bars made of the character `bar`."""
+    counts = report.counts
+    lines = row("tokens", f"{counts.num_tokens:,} {counts.dtype}")
+    lines += row("ids", f"{counts.lowest_id:,} to {counts.highest_id:,}")
+    if counts.num_eos:
+        rate = f"one in {counts.num_tokens / counts.num_eos:,.1f} tokens"
+        lines += row(
+            "end of text", f"id {counts.eos_id}, {counted(counts.num_eos, 'time')}, {rate}"
+        )
+    else:
+        lines += row("end of text", "none found")
+    if counts.num_documents:
+        empty = f", and {counts.num_empty:,} empty" if counts.num_empty else ""
+        index = ", by the document index" if counts.has_index else ""
+        lines += row("documents", f"{counts.num_documents:,}{empty}{index}")
+    lines += row("runs", _runs(counts))
+    if report.repeated is not None:
+        lines += _repeats("duplicates", report.repeated, "that repeat an earlier one")
+    if report.shared is not None:
+        lines += _repeats("shared", report.shared, "that the other tokens have too")
+    if counts.num_documents:
+        average = f"median {counts.median_length:,}, longest {counts.longest_length:,}"
+        lines += ["", f"length of documents, tokens ({average})"]
+        lines += _histogram(counts.lengths, bar)
+    lines.append("")
+    for note in report.notes:
+        lines += sentence("note", note)
+    for problem in report.problems:
+        lines += sentence("WRONG", problem)
+    if not report.problems:
+        lines.append("nothing wrong found")
+    return "\n".join(lines)
+
+
+def _runs(counts: Counts) -> str:
+    if not counts.num_runs:
+        return "none: no token 64 times or more in a row"
+    longest = counts.longest_runs[0]
+    return (
+        f"{counts.num_runs:,} of one token 64 times or more, {counts.run_tokens:,} tokens; the longest: "
+        f"id {longest.token} {longest.length:,} times from token {longest.start:,} on"
+    )
+
+
+def _repeats(label: str, repeats: Repeats, what: str) -> list[str]:
+    if not repeats.documents:
+        return row(label, f"none {what}")
+    tokens = counted(repeats.tokens, "token")
+    lines = row(label, f"{counted(repeats.documents, 'document')} {what}, {tokens}")
+    for example in repeats.examples:
+        times = f"{example.count:,} times" if example.count > 1 else "once"
+        other = "" if example.other_start is None else f", there at {example.other_start:,}"
+        where = f"first at token {example.start:,}{other}"
+        lines += row("", f"{counted(example.length, 'token')} {times}, {where}")
+    return lines
+
+
+def _histogram(lengths: Sequence[int], bar: str) -> list[str]:
+    """A line for each power of two from the first length that occurs."""
+    first = next(i for i, count in enumerate(lengths) if count)
+    most = max(lengths)
+    return [
+        f"{1 << i:>13,} - {(2 << i) - 1:<13,} "
+        f"{bar * max(bool(count), round(_BAR * count / most)):<{_BAR}} {count:>11,}"
+        for i, count in list(enumerate(lengths))[first:]
+    ]
