@@ -1,5 +1,6 @@
 """What tests of several packages share: naive references, waiting, meshes."""
 
+import threading
 import time
 
 import jax
@@ -27,3 +28,13 @@ def make_mesh(*sizes, names="abc", axis_type=AxisType.Auto):
     devices = jax.devices()[: int(np.prod(sizes))]
     axis_types = (axis_type,) * len(sizes)
     return jax.make_mesh(sizes, tuple(names[: len(sizes)]), axis_types=axis_types, devices=devices)
+
+
+def in_threads(*calls):
+    """Calls all at once, each on a thread of its own, and waits for them."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()

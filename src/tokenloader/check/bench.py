@@ -20,7 +20,7 @@ from tokenloader.formats.extent import Extent
 from tokenloader.loader.stats import LoaderStats
 from tokenloader.loader.token_loader import TokenLoader
 from tokenloader.plans.plan import RandomWindows
-from tokenloader.storage.ram import open_file
+from tokenloader.storage.mapped import open_file
 from tokenloader.tokens.token_array import TokenArray
 from tokenloader.tokens.writing import blocks
 

@@ -17,7 +17,8 @@ from tokenloader.check.documents import Documents, Keys, join, keys_of, probes
 from tokenloader.check.dtype_sniffing import suspicion
 from tokenloader.check.repeats import Firsts, Repeats, duplicates, shared
 from tokenloader.check.runs import Run, Runs, runs_in
-from tokenloader.check.scan import Reader, scan
+from tokenloader.check.scan import scan
+from tokenloader.tokens.reader import Reader
 from tokenloader.tokens.token_array import TokenArray
 
 # Of tokenizers whose end-of-text id can hardly be another's common token: GPT-2, one past it (a wrong id

@@ -12,7 +12,7 @@ from tokenloader.formats.extent import Extent
 from tokenloader.formats.safetensors import read_tensors
 from tokenloader.plans.plan import ShuffledEpochs
 from tokenloader.storage.kernel_advice import CACHE_IS_TOLD, PAGE, num_cached
-from tokenloader.storage.ram import map_read_only
+from tokenloader.storage.mapped import map_read_only
 from tokenloader.tokens.token_array import TokenArray
 
 _PROBES, _PROBE_PAGES = 1024, 16  # asking about all pages of 19 GiB takes half a second
@@ -91,8 +91,8 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
 
 
 def extents_of(tokens: TokenArray) -> list[Extent]:
-    """The files that tokens are mapped from."""
-    return [extent for extent in tokens._hold().extents if extent is not None]
+    """The files of tokens; none for arrays."""
+    return list(tokens.extents)
 
 
 def cached_share(extents: Sequence[Extent]) -> tuple[float | None, bool]:

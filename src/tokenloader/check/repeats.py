@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tokenloader.check.documents import Documents
-from tokenloader.check.scan import Reader, num_threads
+from tokenloader.check.scan import num_threads
+from tokenloader.tokens.reader import Reader
 from tokenloader.tokens.token_array import TokenArray
 
 _ROOM = 1 << 22  # first copies known in the pass; 96 MiB
