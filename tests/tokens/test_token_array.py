@@ -22,7 +22,7 @@ from token_files import (
     write_safetensors_at_odd_offset,
 )
 
-from tokenloader import open_tokens
+from tokenloader import TokenArray, open_tokens, write_tokens
 from tokenloader.storage.kernel_advice import KernelAdvice
 from tokenloader.storage.mapped import map_read_only
 from tokenloader.tokens.opening import join
@@ -289,3 +289,9 @@ def test_the_length_may_be_an_integer_of_numpy(kind):
     np.testing.assert_array_equal(
         tokens.gather([3, 50_000], kind(100)), naive_gather(expected, [3, 50_000], 100)
     )
+
+
+def test_the_module_that_is_named_is_the_package():
+    assert repr(TokenArray) == "<class 'tokenloader.TokenArray'>"
+    assert open_tokens.__module__ == write_tokens.__module__ == "tokenloader"
+    assert pickle.loads(pickle.dumps(TokenArray)) is TokenArray

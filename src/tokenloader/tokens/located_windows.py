@@ -54,7 +54,7 @@ class LocatedWindows:
             self._memory.kernel.start_reading(self._pages)
 
     def is_cached(self) -> bool:
-        """Whether the first page of the first window is in RAM or in the page cache. A hint, in 1 us."""
+        """Whether the first page of the first window is in RAM or in the page cache. A hint, in 2 us."""
         if self._pages is None or not len(self._pages):
             return True
         return self._memory.kernel.is_cached(int(self._pages[0, 0]))
