@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -111,3 +112,13 @@ def run_cli(*arguments, **kwargs):
         check=False,
         **kwargs,
     )
+
+
+def in_threads(*calls):
+    """Calls all at once, each on a thread of its own, and waits for them."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()

@@ -8,7 +8,7 @@ import pytest
 
 import tokenloader as tl
 from tokenloader.check.bench import bench, drop_from_cache, find_limit
-from tokenloader.check.info import cached_share, mapped_extents
+from tokenloader.check.info import cached_share
 from tokenloader.loader.stats import LoaderStats
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs posix_fadvise")
@@ -57,7 +57,7 @@ def test_a_file_is_dropped_from_the_page_cache_and_no_other(path, tmp_path):
     for one in (path, other):
         with open(one, "rb+") as file:
             os.fsync(file.fileno())
-    extents = [mapped_extents(tl.open_tokens(one)) for one in (path, other)]
+    extents = [tl.open_tokens(one).extents for one in (path, other)]
     why_not = drop_from_cache(extents[0])
     if why_not is None:  # on a disk, and not in memory
         assert cached_share(extents[0])[0] < 0.05
@@ -66,7 +66,7 @@ def test_a_file_is_dropped_from_the_page_cache_and_no_other(path, tmp_path):
 
 @linux
 def test_what_stays_in_the_cache_is_told(path, monkeypatch):
-    extents = mapped_extents(tl.open_tokens(path))
+    extents = tl.open_tokens(path).extents
     half = drop_from_cache(extents, lambda extents: (0.5, False))
     assert half.startswith("50% of the file stay in the page cache: another")
     unknown = drop_from_cache(extents, lambda extents: (None, False))

@@ -5,7 +5,7 @@ import numpy as np
 import tokenloader as tl
 from tokenloader.check.document_counter import DocumentCounter
 from tokenloader.check.documents import join
-from tokenloader.check.scan import Reader
+from tokenloader.tokens.reader import Reader
 
 
 def test_a_document_past_2_32_tokens_has_its_length(tmp_path):

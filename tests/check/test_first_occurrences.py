@@ -5,7 +5,7 @@ from helpers import changed, open_documents, random_ids
 
 from tokenloader.check.first_occurrences import FirstOccurrences
 from tokenloader.check.repeats import duplicates
-from tokenloader.check.scan import Reader
+from tokenloader.tokens.reader import Reader
 
 
 def found(tokens, documents, **kwargs):

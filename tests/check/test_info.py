@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 import tokenloader as tl
 from tokenloader.check.devices import find_devices
-from tokenloader.check.info import cached_share, info, mapped_extents
+from tokenloader.check.info import cached_share, info
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 
@@ -31,7 +31,7 @@ def test_it_tells_what_the_file_holds(tmp_path, tokens):
         "safetensors",
         100_000,
     )
-    assert file.offset_bytes == mapped_extents(tokens)[0].offset_bytes
+    assert file.offset_bytes == tokens.extents[0].offset_bytes
     assert sorted(found.tensors) == ["other F32[2, 3]", "tokens U16[100000]"]
     assert (found.dtype, found.num_tokens, found.num_bytes) == ("uint16", 100_000, 200_000)
 
@@ -61,7 +61,7 @@ def test_several_files_are_told_in_order(tmp_path):
 
 @linux
 def test_a_file_just_written_is_in_the_page_cache(tokens):
-    assert cached_share(mapped_extents(tokens)) == (1.0, False)
+    assert cached_share(tokens.extents) == (1.0, False)
 
 
 @linux
@@ -72,17 +72,17 @@ def test_of_a_large_file_pages_are_sampled(tmp_path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         os.pread(file.fileno(), 1 << 17, 0)  # of the 4 places, the first
     tokens = tl.open_tokens(tmp_path / "sparse.bin", dtype="uint16")
-    assert cached_share(mapped_extents(tokens), num_probes=4) == (0.25, True)
+    assert cached_share(tokens.extents, num_probes=4) == (0.25, True)
 
 
 @linux
 def test_of_a_file_that_is_another_users_nothing_is_told(tokens, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert cached_share(mapped_extents(tokens)) == (None, False)
+    assert cached_share(tokens.extents) == (None, False)
 
 
 def test_where_the_system_does_not_tell_nothing_is_told(tokens):
-    assert cached_share(mapped_extents(tokens), is_told=False) == (None, False)
+    assert cached_share(tokens.extents, is_told=False) == (None, False)
 
 
 def test_tokens_past_2_33_are_told_at_once(tmp_path):

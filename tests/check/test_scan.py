@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tokenloader as tl
-from tokenloader.check.scan import Reader, scan
+from tokenloader.check.scan import scan
 
 IDS = (np.arange(10_007) * 7919 % 65_536).astype(np.uint16)
 
@@ -63,21 +63,3 @@ def test_a_file_that_was_truncated_is_an_error_that_says_where(tmp_path):
     with pytest.raises(OSError, match="ended at byte 8,000, before its tokens did") as raised:
         list(scan(tokens, lambda ids, start: None, 1000))
     assert raised.value.filename == str(tmp_path / "a.bin")
-
-
-def test_a_reader_fills_an_array_across_files(tmp_path):
-    out = np.empty(5000, np.uint16)
-    with Reader(sources(tmp_path)["files"]) as reader:
-        reader.read(0, out)
-    np.testing.assert_array_equal(out, IDS[:5000])
-
-
-def test_positions_past_2_32_are_read_from_sparse_files(tmp_path):
-    with open(tmp_path / "sparse.bin", "wb") as file:
-        file.truncate(2 * (2**32 + 100))
-        file.seek(2 * (2**32 + 50))
-        file.write(np.array([7], np.uint16).tobytes())
-    out = np.empty(100, np.uint16)
-    with Reader(tl.open_tokens(tmp_path / "sparse.bin", dtype="uint16")) as reader:
-        reader.read(2**32, out)
-    assert np.flatnonzero(out).tolist() == [50]

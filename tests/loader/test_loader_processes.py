@@ -14,19 +14,21 @@ HEAD = textwrap.dedent("""
     import numpy as np
     import tokenloader as tl
     import tokenloader.loader.prefetch
+    from tokenloader.tokens.part import Part
+    from tokenloader.tokens.store import Store
 
     # A shell starts what runs in the background with SIGINT ignored, and that is inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     class Watched(tl.TokenArray):
         def __init__(self, before):
-            super().__init__([np.arange(100_000, dtype=np.uint16)], name="a", residency="ram")
+            super().__init__(Store([Part(np.arange(100_000, dtype=np.uint16))]))
             self.before = before
 
-        def gather(self, starts, length, out=None):
+        def gather(self, starts, length):
             if threading.current_thread() is not threading.main_thread():
                 self.before()
-            return super().gather(starts, length, out)
+            return super().gather(starts, length)
 
     def block_from(call):
         calls = itertools.count()

@@ -28,6 +28,8 @@ HEAD = textwrap.dedent("""
     from jax.experimental import multihost_utils
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     import tokenloader as tl
+    from tokenloader.tokens.part import Part
+    from tokenloader.tokens.store import Store
 
     # Gloo, which makes the collectives on CPUs, writes to stdout what it likes.
     print = functools.partial(print, file=open(sys.argv[4], "w"), flush=True)
@@ -89,12 +91,12 @@ def test_the_batches_of_several_processes_are_those_of_one_device_and_no_row_is_
         gathered = []
 
         class Counted(tl.TokenArray):
-            def gather(self, starts, length, out=None):
+            def gather(self, starts, length):
                 gathered.append(len(starts) * length)
-                return super().gather(starts, length, out)
+                return super().gather(starts, length)
 
         def open_counted():
-            return Counted([TOKENS], name="tokens", residency="ram")
+            return Counted(Store([Part(TOKENS)]))
 
         def check(where, plan, transform, axes):
             tokens = open_counted()
@@ -317,17 +319,17 @@ def test_an_error_of_one_process_does_not_set_it_apart_from_the_others():
         calls = itertools.count()
 
         class Flaky(tl.TokenArray):
-            def gather(self, starts, length, out=None):
+            def gather(self, starts, length):
                 if here and next(calls) == 1:
                     raise OSError("the disk was away")
-                return super().gather(starts, length, out)
+                return super().gather(starts, length)
 
         where = NamedSharding(mesh((1, 2)), P("data", "seq"))
         documents = tl.segment_documents(3)
         errors = 0
         with (
             tl.TokenLoader(
-                Flaky([TOKENS], name="tokens", residency="ram"), 4, 48, sharding=where,
+                Flaky(Store([Part(TOKENS)])), 4, 48, sharding=where,
                 transform=documents,
             ) as loader,
             tl.TokenLoader(

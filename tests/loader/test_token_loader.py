@@ -24,6 +24,8 @@ import tokenloader as tl
 from tokenloader.loader import pipeline as _pipeline
 from tokenloader.loader import prefetch as _prefetch
 from tokenloader.loader import token_loader as _loader
+from tokenloader.tokens.part import Part
+from tokenloader.tokens.store import Store
 
 N = 997
 TOKENS = np.random.default_rng(0).integers(0, 2**16, N).astype(np.uint16)
@@ -74,13 +76,13 @@ class WatchedTokens(tl.TokenArray):
     """Tokens in RAM that call `before` whenever the background gathers."""
 
     def __init__(self, before, array=TOKENS):
-        super().__init__([array], name="array", residency="ram")
+        super().__init__(Store([Part(array)]))
         self.before = before
 
-    def gather(self, starts, length, out=None):
+    def gather(self, starts, length):
         if threading.current_thread() is not threading.main_thread():
             self.before()
-        return super().gather(starts, length, out)
+        return super().gather(starts, length)
 
 
 def eventually(condition, seconds=5.0):

@@ -73,7 +73,7 @@ def test_a_window_belongs_to_the_caller(windows):
 
 @pytest.mark.parametrize("wrong", [TOKENS, "train.bin", None])
 def test_what_is_no_token_array_is_a_type_error(wrong):
-    with pytest.raises(TypeError, match=f"tokens is of type {type(wrong).__name__}; needed is"):
+    with pytest.raises(TypeError, match=f"tokens is of type {type(wrong).__name__}; expected"):
         tl.Windows(wrong, 4)
 
 

@@ -30,14 +30,14 @@ REPOSITORY = "hf://datasets/owner/name"
 WORKER = """
 import json, sys, time, urllib.request
 from tokenloader import open_tokens
-from tokenloader.storage import hub as _hub
+from tokenloader.storage.hub import download
 mark, patience, *sources = sys.argv[1:]
-if patience:
-    _hub._UNREACHABLE_AFTER_SECONDS = float(patience)
 for source in map(json.loads, sources):
     urllib.request.build_opener(urllib.request.ProxyHandler({})).open(mark).close()
     began = time.monotonic()
     try:
+        if patience:
+            source = download(source, unreachable_after_seconds=float(patience))
         with open_tokens(source) as tokens:
             result = {"tokens": tokens[:].tolist()}
     except Exception as error:
@@ -419,8 +419,8 @@ def test_an_address_is_a_repository_a_revision_and_a_file(address, parsed):
         "hf://Datasets/o/n/f",
     ],
 )
-def test_an_address_of_another_form_is_refused_with_the_form_needed(address):
-    message = f"^{re.escape(repr(address))}: needed is " + re.escape(
+def test_an_address_of_another_form_is_refused_with_the_form_expected(address):
+    message = f"^{re.escape(repr(address))}: expected " + re.escape(
         "hf://datasets/OWNER/NAME[@REVISION]/FILE, for example hf://datasets/"
     )
     for opening in (parse, open_tokens):

@@ -1,211 +1,123 @@
-"""One file's tokens in host memory, mapped or read: the bytes and the errors."""
+"""Files read into RAM: the bytes, the page cache, the progress bar and the errors."""
 
+import errno
 import gc
 import mmap
 import os
 import re
-import subprocess
 import sys
-import warnings
+import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from token_files import random_tokens, written_extent
 
-from tokenloader.formats import headerless
 from tokenloader.formats.extent import Extent
-from tokenloader.storage import ram as _storage
-from tokenloader.storage.kernel_advice import is_cached
-from tokenloader.storage.ram import RamFill, map_read_only, open_file
+from tokenloader.storage.kernel_advice import KERNEL
+from tokenloader.storage.mapped import map_read_only, open_file
+from tokenloader.storage.ram import RamFill, check_it_fits, read_chunk
 
-TOKENS = np.random.default_rng(0).integers(0, 2**16, 3000, dtype=np.uint16)
+TOKENS = random_tokens(3000)
+NO_SUCH_FLAG = partial(read_chunk, dontcache_flag=0x40000000)  # a flag that no kernel knows
 
 
-def read_into_ram(extents):
-    """What a RamFill gives when it is full; raises its error."""
-    given = []
+def read_into_ram(extents, **arguments):
+    """What a RamFill has read when it is full; raises its error."""
     files = [open_file(extent) for extent in extents]
-    fill = RamFill(extents, files, given.append)
+    fill = RamFill(extents, files, **arguments)
     fill.wait()
     assert all(file.closed for file in files)
     if fill.error is not None:
-        assert not given
+        assert fill.tokens is None
         raise fill.error
-    (tokens,) = given
-    return tokens
-
-
-def written(path, offset_bytes=0, tokens=TOKENS, after=b""):
-    path.write_bytes(b"\xaa" * offset_bytes + tokens.tobytes() + after)
-    return Extent(path, offset_bytes, tokens.dtype, len(tokens), headerless.FORMAT)
+    return fill.tokens
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 1, 7, 64, 4095, 4097])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
-def test_both_hold_the_bytes_of_the_extent_and_no_others(tmp_path, offset_bytes, dtype):
+def test_ram_holds_the_bytes_of_the_extent_and_no_others(tmp_path, offset_bytes, dtype):
     tokens = TOKENS.astype(dtype)
-    extent = written(tmp_path / "t", offset_bytes, tokens, after=b"\xbb" * 11)
-    for held in (map_read_only(extent), read_into_ram([extent])):
-        assert held.dtype == tokens.dtype
-        np.testing.assert_array_equal(held, tokens)
-
-
-def test_a_mapping_cannot_be_written_to(tmp_path):
-    tokens = map_read_only(written(tmp_path / "t"))
-    assert not tokens.flags.writeable
-    with pytest.raises(ValueError, match="read-only"):
-        tokens[0] = 1
-    with pytest.raises(ValueError, match="WRITEABLE"):
-        tokens.flags.writeable = True
-
-
-def test_the_tokens_hold_their_mapping(tmp_path):
-    tokens = map_read_only(written(tmp_path / "t"))
-    gc.collect()
-    np.testing.assert_array_equal(tokens, TOKENS)
-
-
-def test_a_mapping_that_is_let_go_leaves_no_file_open_and_no_warning(tmp_path):
-    def open_files():
-        return sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
-
-    extent = written(tmp_path / "t")
-    before = open_files()
-    unraisable = []
-    hook, sys.unraisablehook = sys.unraisablehook, unraisable.append
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            tokens = map_read_only(extent)
-            del tokens
-            gc.collect()
-    finally:
-        sys.unraisablehook = hook
-    assert not unraisable, unraisable
-    assert open_files() == before
-
-
-def test_a_file_may_be_deleted_while_it_is_mapped(tmp_path):
-    tokens = map_read_only(written(tmp_path / "t"))
-    (tmp_path / "t").unlink()
-    np.testing.assert_array_equal(tokens, TOKENS)
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux tells, others do not")
-def test_a_mapping_is_advised_to_be_read_at_random(tmp_path):
-    # Without it a fault on a cold file reads a whole read-ahead window: 15 to 200 times slower.
-    extent = written(tmp_path / "t")
-    tokens = map_read_only(extent)
-    entry = Path("/proc/self/smaps").read_text().split(str(extent.path))[1]
-    flags = re.search(r"VmFlags: (.*)", entry)[1].split()
-    assert "rr" in flags
-    assert len(tokens) == len(TOKENS)
-
-
-def test_mapping_needs_no_advice_where_the_system_has_none(tmp_path, monkeypatch):
-    monkeypatch.delattr(mmap, "MADV_RANDOM", raising=False)
-    np.testing.assert_array_equal(map_read_only(written(tmp_path / "t")), TOKENS)
-
-
-@pytest.mark.parametrize("residency", ["mmap", "ram"])
-def test_more_files_than_the_system_lets_open_are_an_error_with_a_remedy(tmp_path, residency):
-    script = f"""
-import resource, numpy as np, tokenloader as tl
-np.zeros(10, np.uint16).tofile({str(tmp_path / "shard")!r})
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-tl.open_tokens([{str(tmp_path / "shard")!r}] * 100, dtype="uint16", residency="{residency}")
-"""
-    found = subprocess.run(
-        [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False
-    )
-    last = found.stderr.splitlines()[-1]
-    assert last.startswith("OSError: [Errno 24] too many open files")
-    assert "ulimit -n" in last
-    assert str(tmp_path / "shard") in last
-
-
-# Into RAM
+    held = read_into_ram([written_extent(tmp_path / "t", tokens, offset_bytes, after=b"\xbb" * 11)])
+    assert held.dtype == tokens.dtype
+    np.testing.assert_array_equal(held, tokens)
 
 
 def test_several_extents_are_read_into_one_allocation_in_order(tmp_path):
     cuts = np.split(TOKENS, [1, 700, 703, 2999])
-    extents = [written(tmp_path / str(i), 3 * i, cut) for i, cut in enumerate(cuts)]
+    extents = [written_extent(tmp_path / str(i), cut, 3 * i) for i, cut in enumerate(cuts)]
     tokens = read_into_ram(extents)
     assert tokens.flags.c_contiguous
     np.testing.assert_array_equal(tokens, TOKENS)
 
 
-@pytest.mark.parametrize("read_bytes", [1, 7, 1000, 6000, 10**9])
-def test_the_size_of_a_read_does_not_matter(tmp_path, monkeypatch, read_bytes):
-    monkeypatch.setattr(_storage, "_READ_BYTES", read_bytes)
-    extents = [written(tmp_path / "a", 5, after=b"zz"), written(tmp_path / "b", 0, TOKENS[:50])]
-    np.testing.assert_array_equal(read_into_ram(extents), np.concatenate([TOKENS, TOKENS[:50]]))
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 1000, 6000, 10**9])
+def test_the_size_of_a_chunk_does_not_matter(tmp_path, chunk_bytes):
+    extents = [
+        written_extent(tmp_path / "a", TOKENS, 5, after=b"zz"),
+        written_extent(tmp_path / "b", TOKENS[:50]),
+    ]
+    found = read_into_ram(extents, chunk_bytes=chunk_bytes)
+    np.testing.assert_array_equal(found, np.concatenate([TOKENS, TOKENS[:50]]))
 
 
 def test_tokens_in_ram_are_no_longer_the_file(tmp_path):
-    extent = written(tmp_path / "t")
+    extent = written_extent(tmp_path / "t", TOKENS)
     tokens = read_into_ram([extent])
     extent.path.write_bytes(b"")
     np.testing.assert_array_equal(tokens, TOKENS)
 
 
-def test_a_file_that_ends_early_is_an_error_with_its_name(tmp_path, monkeypatch):
-    whole, short = written(tmp_path / "whole"), written(tmp_path / "short", offset_bytes=100)
+def test_a_file_that_ends_early_is_an_error_with_its_name(tmp_path):
+    whole = written_extent(tmp_path / "whole", TOKENS)
+    short = written_extent(tmp_path / "short", TOKENS, 100)
     os.truncate(short.path, 100 + 4001)
     message = (
         r"^\[Errno 5\] ended at byte 4,101 while being read into RAM, before its tokens did; has it "
         rf"been truncated\?: '{re.escape(str(short.path))}'$"
     )
-    for read_bytes in (64 << 20, 1000):
-        monkeypatch.setattr(_storage, "_READ_BYTES", read_bytes)
-        with pytest.raises(OSError, match=message):
-            read_into_ram([whole, short])
+    for chunk_bytes in (64 << 20, 1000):
+        with pytest.raises(OSError, match=message) as raised:
+            read_into_ram([whole, short], chunk_bytes=chunk_bytes)
+        assert raised.value.errno == errno.EIO
 
 
 @pytest.mark.parametrize("missing", ["preadv", "preadv2", "posix_fadvise"])
 def test_systems_that_lack_a_call_read_the_same(tmp_path, monkeypatch, missing):
-    monkeypatch.setattr(_storage, "_READ_BYTES", 1000)
-    if missing == "preadv2":
-        monkeypatch.setattr(_storage, "_RWF_DONTCACHE", 0x40000000)  # a flag that no kernel knows
-    else:
+    if missing != "preadv2":
         monkeypatch.delattr(os, missing, raising=False)
-    if missing == "posix_fadvise":
-        monkeypatch.setattr(_storage, "_RWF_DONTCACHE", 0x40000000)
-    np.testing.assert_array_equal(read_into_ram([written(tmp_path / "t", 7)]), TOKENS)
+    read = read_chunk if missing == "preadv" else NO_SUCH_FLAG
+    found = read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)], read=read, chunk_bytes=1000)
+    np.testing.assert_array_equal(found, TOKENS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what is cached")
 def test_reading_into_ram_leaves_no_second_copy_in_the_page_cache(tmp_path):
     tokens = np.zeros(4 << 20, np.uint16)
-    extent = written(tmp_path / "t", 0, tokens)
+    extent = written_extent(tmp_path / "t", tokens)
     with extent.path.open("rb+") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     mapped = map_read_only(extent)
     pages = range(mapped.ctypes.data, mapped.ctypes.data + mapped.nbytes, mmap.PAGESIZE)
-    if any(is_cached(page) for page in pages):
+    if any(KERNEL.is_cached(page) for page in pages):
         pytest.skip("this file system keeps its pages")
     read_into_ram([extent])
-    assert sum(is_cached(page) for page in pages) < len(pages) / 10
-
-
-def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path):
-    extent = Extent(tmp_path / "gone", 0, np.dtype("uint16"), 10, headerless.FORMAT)
-    with pytest.raises(FileNotFoundError, match=re.escape(str(extent.path))):
-        read_into_ram([extent])
-    with pytest.raises(FileNotFoundError, match=re.escape(str(extent.path))):
-        map_read_only(extent)
+    assert sum(KERNEL.is_cached(page) for page in pages) < len(pages) / 10
 
 
 def test_a_quick_read_shows_no_progress_bar(tmp_path, capfd):
-    read_into_ram([written(tmp_path / "t")])
+    read_into_ram([written_extent(tmp_path / "t", TOKENS)])
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_slow_read_shows_a_progress_bar_that_ends_full(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(_storage, "_PROGRESS_AFTER_SECONDS", 0)
-    monkeypatch.setattr(_storage, "_READ_BYTES", 1024)
-    read_into_ram([written(tmp_path / "a"), written(tmp_path / "b", 3, TOKENS[:1096])])
+def test_a_slow_read_shows_a_progress_bar_that_ends_full(tmp_path, capfd):
+    extents = [
+        written_extent(tmp_path / "a", TOKENS),
+        written_extent(tmp_path / "b", TOKENS[:1096], 3),
+    ]
+    read_into_ram(extents, chunk_bytes=1024, progress_after_seconds=0)
     out, err = capfd.readouterr()
     assert out == ""
     assert "reading tokens into RAM: 100%" in err
@@ -218,7 +130,7 @@ def test_tokens_in_ram_are_memory_of_the_process_and_no_more_than_the_data(tmp_p
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
 
-    extent = written(tmp_path / "t", 96, np.ones(32 << 20, np.uint16))
+    extent = written_extent(tmp_path / "t", np.ones(32 << 20, np.uint16), 96)
     gc.collect()
     before = anonymous_bytes()
     tokens = read_into_ram([extent])
@@ -234,18 +146,54 @@ def test_a_python_built_without_preadv2_reads_the_same(tmp_path, monkeypatch):
         return preadv(*arguments)
 
     monkeypatch.setattr(os, "preadv", without_flags)
-    np.testing.assert_array_equal(read_into_ram([written(tmp_path / "t", 7)]), TOKENS)
+    np.testing.assert_array_equal(
+        read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)]), TOKENS
+    )
 
 
 def test_a_kernel_without_huge_pages_reads_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)
-    np.testing.assert_array_equal(read_into_ram([written(tmp_path / "t", 7)]), TOKENS)
+    np.testing.assert_array_equal(
+        read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)]), TOKENS
+    )
 
 
-def test_any_error_while_reading_is_kept_for_whoever_waits(tmp_path, monkeypatch):
-    def fails(*arguments):
+def test_any_error_while_reading_is_kept_for_whoever_waits(tmp_path):
+    def fails(chunk, out):
         raise RuntimeError("not foreseen")
 
-    monkeypatch.setattr(_storage, "_read_some", fails)
     with pytest.raises(RuntimeError, match="not foreseen"):
-        read_into_ram([written(tmp_path / "t")])
+        read_into_ram([written_extent(tmp_path / "t", TOKENS)], read=fails)
+
+
+def test_a_fill_that_is_stopped_ends_soon_with_its_files_closed_and_nothing_given_out(tmp_path):
+    allowed = threading.Semaphore(0)
+
+    def read(chunk, out):
+        assert allowed.acquire(timeout=20)
+        read_chunk(chunk, out)
+
+    extent = written_extent(tmp_path / "t", TOKENS)
+    file = open_file(extent)
+    fill = RamFill([extent], [file], read=read, chunk_bytes=10)
+    fill.stop()
+    allowed.release(10)  # what each thread may have begun
+    fill.wait()
+    assert file.closed
+    assert fill.tokens is None
+    assert fill.error is None
+
+
+@pytest.mark.parametrize("available", [None, 100, 101])
+def test_tokens_that_fit_into_the_memory_available_are_not_refused(available):
+    check_it_fits([Extent(Path("t"), 0, np.dtype("uint16"), 25, "headerless")] * 2, available)
+
+
+def test_tokens_that_are_larger_than_the_memory_available_are_refused_with_both_sizes():
+    extent = Extent(Path("t"), 0, np.dtype("uint16"), 2**30, "headerless")
+    message = (
+        r't and 2 more: residency="ram" needs 6.00 GiB and 5.50 GiB of memory are available '
+        r'\(control group limits included\); use residency="mmap", which needs none'
+    )
+    with pytest.raises(MemoryError, match=f"^{message}$"):
+        check_it_fits([extent] * 3, 11 << 29)

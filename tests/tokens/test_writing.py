@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import tokenloader as tl
 from tokenloader import write_tokens
-from tokenloader.tokens.writing import BLOCK_TOKENS, atomic_file, write_all
+from tokenloader.tokens.writing import WRITE_CHUNK_TOKENS, atomic_file, write_all
 
 DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
 
@@ -59,14 +59,14 @@ def test_one_array_or_any_iterable_of_them(path, arrays):
 
 
 def test_an_open_token_array_is_written_too(path, tmp_path):
-    np.arange(3 * BLOCK_TOKENS // 2, dtype=np.uint32).tofile(tmp_path / "a.bin")
+    np.arange(3 * WRITE_CHUNK_TOKENS // 2, dtype=np.uint32).tofile(tmp_path / "a.bin")
     with tl.open_tokens(tmp_path / "a.bin", dtype="uint32") as tokens:
         assert write_tokens(path, tokens, "uint32") == len(tokens)
-    np.testing.assert_array_equal(tl.open_tokens(path)[:], np.arange(3 * BLOCK_TOKENS // 2))
+    np.testing.assert_array_equal(tl.open_tokens(path)[:], np.arange(3 * WRITE_CHUNK_TOKENS // 2))
 
 
-def test_arrays_longer_than_a_block_are_written_whole(path):
-    ids = np.arange(2 * BLOCK_TOKENS + 5) % 60_000
+def test_arrays_longer_than_a_chunk_are_written_whole(path):
+    ids = np.arange(2 * WRITE_CHUNK_TOKENS + 5) % 60_000
     write_tokens(path, ids)
     np.testing.assert_array_equal(tl.open_tokens(path)[:], ids)
 
@@ -76,8 +76,8 @@ def test_arrays_longer_than_a_block_are_written_whole(path):
     [(65_536, "uint16", "0 to 65535"), (-1, "uint16", "0 to 65535"), (256, "uint8", "0 to 255")],
 )
 def test_an_id_that_does_not_fit_is_refused_with_its_position(path, bad, dtype, holds):
-    ids = np.zeros(BLOCK_TOKENS + 10, np.int64)
-    ids[BLOCK_TOKENS + 7] = bad
+    ids = np.zeros(WRITE_CHUNK_TOKENS + 10, np.int64)
+    ids[WRITE_CHUNK_TOKENS + 7] = bad
     with pytest.raises(
         ValueError, match=f"token 1,048,586 is {bad}, which {dtype} cannot hold"
     ) as e:
@@ -96,7 +96,7 @@ def test_the_largest_ids_of_unsigned_integers_are_compared_exactly(path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ([1, 2, 3], r"arrays\[0\] is the single id 1; needed is a 1-D array of integers"),
+        ([1, 2, 3], r"arrays\[0\] is the single id 1; expected a 1-D array of integers"),
         ([np.zeros(2, int), np.zeros((2, 3), int)], r"arrays\[1\] is int64\[2, 3\]"),
         ([np.zeros(2)], r"arrays\[0\] is float64\[2\]"),
         ([np.array([True])], r"arrays\[0\] is bool\[1\]"),
@@ -110,7 +110,7 @@ def test_what_is_no_array_of_integers_is_refused(path, arrays, message):
 
 @pytest.mark.parametrize(("arrays", "kind"), [("abc", "str"), (5, "int"), ({1: 2}, "dict")])
 def test_what_is_no_iterable_of_arrays_is_refused(path, arrays, kind):
-    with pytest.raises(TypeError, match=f"arrays is of type {kind}; needed are 1-D arrays"):
+    with pytest.raises(TypeError, match=f"arrays is of type {kind}; expected 1-D arrays"):
         write_tokens(path, arrays)
 
 
@@ -258,6 +258,6 @@ def test_a_single_id_and_ragged_lists_are_refused_with_their_number(tmp_path):
         ValueError, match=r"arrays\[0\] is the single id 7; .* pass np.array\(ids\)"
     ):
         tl.write_tokens(tmp_path / "a.safetensors", [7, 8])
-    with pytest.raises(ValueError, match=r"arrays\[1\] is no array \(.*needed is a 1-D array"):
+    with pytest.raises(ValueError, match=r"arrays\[1\] is no array \(.*expected a 1-D array"):
         tl.write_tokens(tmp_path / "a.safetensors", [[7], [1, [2]]])
     assert not list(tmp_path.iterdir())

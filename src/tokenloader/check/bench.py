@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from tokenloader.check.info import cached_share, mapped_extents
+from tokenloader.check.info import cached_share
 from tokenloader.formats.extent import Extent
 from tokenloader.loader.stats import LoaderStats
 from tokenloader.loader.token_loader import TokenLoader
 from tokenloader.plans.random_windows import RandomWindows
-from tokenloader.storage.ram import open_file
+from tokenloader.storage.mapped import open_file
 from tokenloader.tokens.token_array import TokenArray
 from tokenloader.tokens.writing import blocks
 
@@ -72,8 +72,8 @@ class Bench:
 
 
 def drop_from_cache(
-    extents: list[Extent],
-    cached_share: Callable[[list[Extent]], tuple[float | None, bool]] = cached_share,
+    extents: Sequence[Extent],
+    cached_share: Callable[[Sequence[Extent]], tuple[float | None, bool]] = cached_share,
 ) -> str | None:
     """Drops the files' pages from the page cache; returns None, or why that cannot be done."""
     if not hasattr(os, "posix_fadvise"):
@@ -98,7 +98,7 @@ def bench(
     batch_size: int,
     seq_len: int,
     seconds: float,
-    drop_from_cache: Callable[[list[Extent]], str | None] = drop_from_cache,
+    drop_from_cache: Callable[[Sequence[Extent]], str | None] = drop_from_cache,
 ) -> Bench:
     """Measures random windows, each state of the cache for about `seconds`.
 
@@ -116,7 +116,7 @@ def bench(
             return _measure(loader, limit, most, cold=cold)
 
     with open_again() as tokens:
-        extents = mapped_extents(tokens)
+        extents = tokens.extents
         with TokenLoader(tokens, batch_size, seq_len, plan=RandomWindows(_OTHER_SEED)) as loader:
             device = ", ".join(sorted(map(str, loader.sharding.device_set)))
             for _, batch in zip(range(_FIRST_BATCHES), loader, strict=False):

@@ -14,7 +14,8 @@ from tokenloader.check.document_counter import DocumentCounter
 from tokenloader.check.documents import MOST_DOCUMENTS, Documents, KeptDocuments, document_keys
 from tokenloader.check.first_occurrences import NUM_SLOTS, FirstOccurrences
 from tokenloader.check.runs import Run, Runs, runs_in
-from tokenloader.check.scan import SCAN_CHUNK_TOKENS, Reader, scan
+from tokenloader.check.scan import SCAN_CHUNK_TOKENS, scan
+from tokenloader.tokens.reader import Reader
 from tokenloader.tokens.token_array import TokenArray
 
 # GPT-2's end-of-text, and the id one past its vocabulary, which is written for it by mistake.

@@ -21,7 +21,7 @@ from tokenloader.check.documents import (
     document_keys,
     join,
 )
-from tokenloader.check.scan import Reader
+from tokenloader.tokens.reader import Reader
 
 
 class DocumentCounter:

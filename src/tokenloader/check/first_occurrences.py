@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.check.documents import Documents
-from tokenloader.check.scan import Reader
+from tokenloader.tokens.reader import Reader
 
 NUM_SLOTS = 1 << 22  # 96 MiB
 _COMPARED_TOKENS = 1 << 17  # at a time, which stay in the processor's cache

@@ -12,7 +12,7 @@ from tokenloader.formats import safetensors
 from tokenloader.formats.extent import Extent
 from tokenloader.plans.shuffled_epochs import ShuffledEpochs
 from tokenloader.storage.kernel_advice import CACHE_IS_TOLD, PAGE, num_cached
-from tokenloader.storage.ram import map_read_only
+from tokenloader.storage.mapped import map_read_only
 from tokenloader.tokens.token_array import TokenArray
 
 _PROBES, _PROBE_PAGES = 1024, 16  # asking about all pages of 19 GiB takes half a second
@@ -69,7 +69,7 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
     windows = None
     if len(tokens) > seq_len:
         windows = ShuffledEpochs(seed=0, num_epochs=1).bind(len(tokens), seq_len).num_samples
-    extents = mapped_extents(tokens)
+    extents = tokens.extents
     share, sampled = cached_share(extents)
     return Info(
         files=tuple(
@@ -92,11 +92,6 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
         cached_share=share,
         cache_sampled=sampled,
     )
-
-
-def mapped_extents(tokens: TokenArray) -> list[Extent]:
-    """Lists the files that the tokens are mapped from."""
-    return [extent for extent in tokens._hold().extents if extent is not None]
 
 
 def cached_share(

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tokenloader.check.documents import Documents
-from tokenloader.check.scan import Reader, num_threads
+from tokenloader.check.scan import num_threads
+from tokenloader.tokens.reader import Reader
 from tokenloader.tokens.token_array import TokenArray
 
 _MOST_EXAMPLES = 3

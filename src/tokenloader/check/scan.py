@@ -10,22 +10,18 @@ function finds in a chunk must not be a view of it.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from io import FileIO
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.formats.extent import Extent
-from tokenloader.storage.ram import open_file
+from tokenloader.tokens.reader import Reader
 from tokenloader.tokens.token_array import TokenArray
 
 Found = TypeVar("Found")
@@ -80,67 +76,3 @@ def num_threads() -> int:
     One reads while another looks, even on one core; and memory is not faster by many.
     """
     return max(2, min(_MOST_THREADS, os.cpu_count() or 1))
-
-
-class Reader:
-    """Reads tokens into a given array, from several threads: from their files, or from memory.
-
-    Attributes:
-        dtype: of the tokens.
-    """
-
-    def __init__(self, tokens: TokenArray) -> None:
-        held = tokens._hold()
-        self.dtype = tokens.dtype
-        self._pieces, self._ends = held.pieces.arrays, held.pieces.ends
-        self._extents = held.extents
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._files = [
-                stack.enter_context(_open(extent)) if extent else None for extent in self._extents
-            ]
-            self._close = stack.pop_all().close
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-
-    def read(self, start: int, out: NDArray[Any]) -> None:
-        """Fills out with tokens[start : start + len(out)]."""
-        piece = bisect_right(self._ends, start)
-        while len(out):
-            array, extent, file = self._pieces[piece], self._extents[piece], self._files[piece]
-            at = start - (self._ends[piece] - len(array))
-            part = out[: len(array) - at]
-            if extent is None or file is None:
-                part[...] = array[at : at + len(part)]
-            else:
-                _read(extent, file, at, part)
-            start, out, piece = start + len(part), out[len(part) :], piece + 1
-
-
-def _open(extent: Extent) -> FileIO:
-    file = open_file(extent)
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    return file
-
-
-def _read(extent: Extent, file: FileIO, at: int, out: NDArray[Any]) -> None:
-    left = memoryview(out.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
-    offset_bytes = extent.offset_bytes + at * extent.dtype.itemsize
-    while left:
-        if hasattr(os, "preadv"):
-            count = os.preadv(file.fileno(), [left], offset_bytes)
-        else:
-            data = os.pread(file.fileno(), len(left), offset_bytes)
-            count = len(data)
-            left[:count] = data
-        if not count:
-            raise OSError(
-                errno.EIO,
-                f"ended at byte {offset_bytes:,}, before its tokens did; has it been truncated?",
-                str(extent.path),
-            )
-        left, offset_bytes = left[count:], offset_bytes + count

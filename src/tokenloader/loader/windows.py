@@ -1,9 +1,9 @@
-"""Windows: the windows of a TokenArray in file order, each a record that is read by its number."""
+"""Windows: a random-access source of the windows of a TokenArray, in file order."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +13,18 @@ from tokenloader.tokens.token_array import TokenArray
 
 
 class Windows:
-    """Tokens as a random-access source of windows, for Grain and other loaders of records.
+    """A random-access source of windows, for Grain and other loaders of records.
 
     Window i begins with token i * seq_len: each starts on the last token of the one before it, so no
-    target comes twice. Fewer than seq_len tokens at the end, too few for a window, are left out. May be
-    read from several threads at once.
+    target comes twice. Fewer than seq_len tokens at the end, too few for a window, are left out. Several
+    threads may read windows at once.
 
-    Grain's threads (`grain.ReadOptions`) read it well; its worker processes would have to pickle it,
-    which is refused, as for the tokens: open them in a source of your own there.
+    Grain's threads (`grain.ReadOptions`) read windows well. Its worker processes would have to pickle the
+    source, which is refused, as it is for the tokens: there, open the tokens in a source of your own.
 
     Args:
-        tokens: from `open_tokens`. They stay open for as long as you keep them so.
-        seq_len: inputs in a window, 1 or more; the window has one token more.
+        tokens: the TokenArray to read. Whoever opened it closes it.
+        seq_len: inputs in a window, 1 or more; a window has one token more.
 
     Raises:
         ValueError: seq_len is below 1, or the tokens are fewer than a window.
@@ -38,10 +38,12 @@ class Windows:
         With Grain: `grain.MapDataset.source(windows).shuffle(seed=0).repeat().batch(32)`.
     """
 
+    __module__ = "tokenloader"  # where users find it: in repr, help and pickles
+
     def __init__(self, tokens: TokenArray, seq_len: int) -> None:
         if not isinstance(tokens, TokenArray):
             raise TypeError(
-                f"tokens is of type {type(tokens).__name__}; needed is a TokenArray: open_tokens(...)"
+                f"tokens is of type {type(tokens).__name__}; expected a TokenArray: open_tokens(...)"
             )
         num_tokens, self.seq_len = checked_window(len(tokens), seq_len)
         self.tokens = tokens
@@ -50,13 +52,13 @@ class Windows:
     def __len__(self) -> int:
         return self._num_windows
 
-    def __getitem__(self, index: int) -> NDArray[Any]:
-        """Window `index`, a numpy copy [seq_len + 1] in the tokens' dtype; negative: from the end."""
+    def __getitem__(self, index: SupportsIndex) -> NDArray[np.integer[Any]]:
+        """Copies window `index`, [seq_len + 1] in the tokens' dtype; a negative one counts from the end."""
         position = operator.index(index)
         if not -len(self) <= position < len(self):
             raise IndexError(f"window {position} of {self!r}; there are 0 to {len(self) - 1}")
         start = position % len(self) * self.seq_len
-        window: NDArray[Any] = self.tokens.gather(np.array([start]), self.seq_len + 1)[0]
+        window: NDArray[np.integer[Any]] = self.tokens.gather([start], self.seq_len + 1)[0]
         return window
 
     def __repr__(self) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tokenloader.check.info import mapped_extents
 from tokenloader.formats.detect import WRITERS
 from tokenloader.formats.format import Writer
 from tokenloader.tokens.token_array import TokenArray
@@ -56,7 +55,7 @@ def convert(
         OSError: the disk has too little space, or fails.
     """
     dtype = dtype or tokens.dtype
-    check_target(path, force=force, read=[extent.path for extent in mapped_extents(tokens)])
+    check_target(path, force=force, read=[extent.path for extent in tokens.extents])
     writer.check(dtype, len(tokens))
     num_bytes = len(writer.header(dtype, 0)) + len(tokens) * dtype.itemsize
     check_space(path, num_bytes)

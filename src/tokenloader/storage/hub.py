@@ -1,8 +1,8 @@
-"""hf:// addresses: a file of a Hugging Face dataset, to a path in the local cache.
+"""hf:// addresses: from a file of a Hugging Face dataset to a path in the local cache.
 
-All of it is huggingface_hub's own: its cache, progress bars, tokens, offline mode and environment
-variables. What is added is the address, and an answer within seconds where the client would go on
-trying for much longer: when the Hub cannot be reached and the file is not in the cache.
+Cache, progress bars, tokens, offline mode and environment variables are huggingface_hub's. What is added
+is the address, and an answer within seconds where the client would go on trying for much longer: when
+the Hub cannot be reached and the file is not in the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def is_hub_address(source: str) -> bool:
 
 
 def parse(address: str) -> tuple[str, str | None, str]:
-    """(repository, revision or None, file) of hf://datasets/OWNER/NAME[@REVISION]/FILE.
+    """Splits hf://datasets/OWNER/NAME[@REVISION]/FILE into (repository, revision or None, file).
 
     Raises:
         ValueError: the address is not of that form.
@@ -27,7 +27,7 @@ def parse(address: str) -> tuple[str, str | None, str]:
     parts = address.removeprefix(_SCHEME).split("/")
     if len(parts) < 4 or parts[0] != "datasets" or not all(parts):
         raise ValueError(
-            f"{address!r}: needed is hf://datasets/OWNER/NAME[@REVISION]/FILE, for example "
+            f"{address!r}: expected hf://datasets/OWNER/NAME[@REVISION]/FILE, for example "
             f"hf://datasets/gpjt/fineweb-gpt2-tokens/train.safetensors"
         )
     owner, (name, at, revision) = parts[1], parts[2].partition("@")
@@ -37,11 +37,17 @@ def parse(address: str) -> tuple[str, str | None, str]:
     return f"{owner}/{name}", revision.replace("%2F", "/") or None, "/".join(parts[3:])
 
 
-def download(address: str) -> Path:
-    """The local path of a dataset's file, fetched into the Hugging Face cache if it is not there.
+def download(
+    address: str, *, unreachable_after_seconds: float = _UNREACHABLE_AFTER_SECONDS
+) -> Path:
+    """Fetches a file of a dataset into the Hugging Face cache, if it is not there; returns its local path.
 
     A cached file costs one request, and none when the revision is a commit hash or HF_HUB_OFFLINE is
     set. If the Hub cannot be reached, the cached file is used.
+
+    Args:
+        address: hf://datasets/OWNER/NAME[@REVISION]/FILE.
+        unreachable_after_seconds: how long one request may wait for an answer.
 
     Raises:
         ConnectionError: the Hub cannot be reached and the file is not in the cache.
@@ -68,7 +74,7 @@ def download(address: str) -> Path:
         if not isinstance(cached, str):
             # One request of our own, because hf_hub_download tries an unreachable Hub again and again.
             url = hf_hub_url(repository, file, revision=revision, repo_type="dataset")
-            get_hf_file_metadata(url, timeout=_UNREACHABLE_AFTER_SECONDS)
+            get_hf_file_metadata(url, timeout=unreachable_after_seconds)
     except HfHubHTTPError as error:
         # The Hub answered. What it has not, or will not show, hf_hub_download tells best.
         if error.response.status_code >= 500:
@@ -90,7 +96,7 @@ def download(address: str) -> Path:
                 file,
                 revision=revision,
                 repo_type="dataset",
-                etag_timeout=_UNREACHABLE_AFTER_SECONDS,
+                etag_timeout=unreachable_after_seconds,
             )
         )
     except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or its control group's if that is less.
+"""Memory limits: how much memory this process may still take, of the machine and of its control groups.
 
 Sources: proc_meminfo(5) for MemAvailable; the kernel's Documentation/admin-guide/cgroup-v2.rst, and
 cgroup-v1/memory.rst.
@@ -14,11 +14,11 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
     Page cache counts as available, in the control group too: the kernel gives it up when asked.
     """
-    limits = [_of_the_machine(root), *_of_the_control_groups(root)]
+    limits = [_machine_bytes(root), *_control_group_bytes(root)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _of_the_machine(root: Path) -> int | None:
+def _machine_bytes(root: Path) -> int | None:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
@@ -27,8 +27,8 @@ def _of_the_machine(root: Path) -> int | None:
     return int(found[0]) * 1024 if found else None
 
 
-def _of_the_control_groups(root: Path) -> list[int | None]:
-    """What is left in the process's group and each group above it, versions 2 and 1."""
+def _control_group_bytes(root: Path) -> list[int | None]:
+    """Bytes left in the process's control group and in each group above it, versions 2 and 1."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -47,11 +47,13 @@ def _of_the_control_groups(root: Path) -> list[int | None]:
         # In a container the path may be the host's, of which only the top is mounted here.
         group = mount / path.lstrip("/")
         groups = [group, *group.parents] if group.is_dir() else [mount]
-        left += [_left_in(one, limit, usage, cache) for one in groups if one.is_relative_to(mount)]
+        left += [
+            _group_bytes(one, limit, usage, cache) for one in groups if one.is_relative_to(mount)
+        ]
     return left
 
 
-def _left_in(group: Path, limit: str, usage: str, cache: str) -> int | None:
+def _group_bytes(group: Path, limit: str, usage: str, cache: str) -> int | None:
     try:
         most = int((group / limit).read_text())  # "max" is no number: no limit
         used = int((group / usage).read_text())

@@ -1,137 +1,172 @@
-"""Gathering: copying many windows out of one or more pieces of memory with one numpy call.
+"""Gathering: copying many windows of one token axis out of memory with one numpy call.
 
-The windows of a piece are its overlapping records: an array of dtype "bytes of one window" and
-stride "one token". Indexing it with the starts copies a window per index with memcpy, without the
-GIL, into a fresh block. Measured warm on 32 windows of 1,025 uint16: with rows of uint16 instead of
-records it takes 1.5 times as long, and with `out[i] = a[s:s+n]` in a loop 3.5 times.
+The windows of an axis are an array of records that overlap: each record has the bytes of one window.
+Indexing that array with the windows' offsets copies a record per index with memcpy, without the GIL, into
+a fresh block. Measured warm on 32 windows of 1,025 uint16: with rows of uint16 instead of records it
+takes 1.5 times as long, and with `out[i] = a[s:s+n]` in a loop 3.5 times.
 
-With several pieces (a file each) the records have a stride of one byte and span all pieces at their
-addresses, so that one call still does. The gaps between the pieces are never touched.
+An axis may be made of several arrays (a file each), which lie anywhere in the process's memory. The records
+go from the lowest byte of all arrays to the highest, and one begins at every byte, so that one call of
+numpy reaches every window, wherever its array lies and however it is aligned:
+
+    address    lowest                                                      highest
+    memory     | array 1        |    not ours    | array 2 | array 0           |
+    record 0   |<- window ->|
+    record 1    |<- window ->|
+    record i   |--- i bytes ------------------------------->|<- window ->|
+
+The array of records is only an address, a count and a stride of one byte; it takes no memory, and the gaps
+are never touched: records are read where a window lies within one array, and nowhere else. A window that
+straddles arrays is copied array by array.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+_NO_ROWS = np.empty(0, np.intp)
+_MAX_RECORDS_BYTES = 2**62  # numpy multiplies count and size of records in 64 bits
 
-class Pieces:
-    """Pieces of memory as one token axis. Bounds are the caller's to check.
 
-    Args:
-        arrays: each [num_tokens of the piece], contiguous, of one dtype. Kept alive as long as this.
+class Located(NamedTuple):
+    """Windows of equal length, and where in memory they lie.
+
+    Attributes:
+        starts: [n], the first token of each window.
+        length: tokens in a window.
+        offsets: [n], bytes between the lowest address of the axis and the first byte of each window.
+        straddling: the rows whose window does not lie within one stretch.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
-        self.arrays = list(arrays)
+    starts: NDArray[np.int64]
+    length: int
+    offsets: NDArray[np.int64]
+    straddling: NDArray[np.intp]
+
+
+class Axis:
+    """Arrays as one token axis. Bounds are the caller's to check.
+
+    Arrays that lie end to end in memory count as one stretch, in which no window straddles: files that
+    were read into RAM together are one.
+
+    Args:
+        arrays: each [num_tokens], contiguous, of one dtype. They are kept alive.
+        max_records_bytes: if all records together have as many bytes, windows are copied row by row.
+    """
+
+    def __init__(
+        self, arrays: Sequence[NDArray[Any]], max_records_bytes: int = _MAX_RECORDS_BYTES
+    ) -> None:
         self.dtype = arrays[0].dtype
-        # Both: a list for bisect on one window, an array for searchsorted on many.
-        self.ends: list[int] = np.cumsum([len(array) for array in arrays]).tolist()
-        self._ends = np.array(self.ends, np.int64)
+        self._arrays = list(arrays)
+        self._max_records_bytes = max_records_bytes
         addresses = np.array([array.ctypes.data for array in arrays], np.int64)
-        # Token i of the axis, if it lies in piece p, is at address i * itemsize + shift[p].
-        begins = np.array([0, *self.ends[:-1]], np.int64)
-        self._shift_bytes = addresses - begins * self.dtype.itemsize
-        lowest = int(addresses.argmin())
-        self._lowest, self._lowest_address = self.arrays[lowest], int(addresses[lowest])
-        highest = max(int(a) + array.nbytes for a, array in zip(addresses, arrays, strict=True))
-        self._span_bytes = highest - self._lowest_address
+        ends = addresses + [array.nbytes for array in arrays]
+        breaks = np.flatnonzero(addresses[1:] != ends[:-1]) + 1
+        begins, ends = addresses[np.append(0, breaks)], ends[np.append(breaks - 1, -1)]
+        lengths = (ends - begins) // self.dtype.itemsize
+        self._stretches = [
+            _array_at(address, self.dtype.str, length, self.dtype.itemsize)
+            for address, length in zip(begins.tolist(), lengths.tolist(), strict=True)
+        ]
+        self._ends = lengths.cumsum()  # of the stretches, in tokens of the axis
+        self._list_of_ends: list[int] = self._ends.tolist()  # faster for a single position
+        self._lowest = int(begins.min())
+        self._span_bytes = int(ends.max()) - self._lowest
+        # Token i of the axis lies i * itemsize + shift bytes above the lowest address.
+        self._shift_bytes = begins - self._lowest - (self._ends - lengths) * self.dtype.itemsize
         self._records: tuple[int, NDArray[np.void]] | None = None
 
-    def parts(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Where tokens [start, start + length) lie: (piece, begin, end), token positions in the piece."""
-        piece = bisect_right(self.ends, start)
-        while length:
-            before = self.ends[piece - 1] if piece else 0
-            end = min(start + length, self.ends[piece])
-            yield piece, start - before, end - before
-            start, length, piece = end, length - (end - start), piece + 1
+    def __len__(self) -> int:
+        return self._list_of_ends[-1]
 
-    def addresses(
-        self, starts: NDArray[np.int64], length: int
-    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Where windows lie in memory: [begins, ends), uint64, in any order.
+    def locate(self, starts: NDArray[np.int64], length: int) -> Located:
+        """Finds the windows [starts[i], starts[i] + length) in memory. Starts are not copied."""
+        offsets = starts * self.dtype.itemsize
+        if len(self._stretches) == 1:
+            return Located(starts, length, offsets, _NO_ROWS)
+        stretch = self._ends.searchsorted(starts, side="right")
+        offsets += self._shift_bytes[stretch]
+        straddling = np.flatnonzero(starts + length > self._ends[stretch])
+        return Located(starts, length, offsets, straddling)
 
-        A window that straddles pieces has a range in each.
+    def byte_ranges(self, located: Located) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The addresses [begins[i], ends[i]) of windows.
+
+        A window that straddles stretches has its first range in its row, and the others after all rows.
         """
-        begins, straddling = self._locate(starts, length)
-        ends = begins + length * self.dtype.itemsize
-        if straddling.size:
-            ranges = [
-                (self.arrays[piece][begin:end].ctypes.data, (end - begin) * self.dtype.itemsize)
-                for row in straddling.tolist()
-                for piece, begin, end in self.parts(int(starts[row]), length)
-            ]
-            more = np.array(ranges, np.int64)
-            begins = np.concatenate([np.delete(begins, straddling), more[:, 0]])
-            ends = np.concatenate([np.delete(ends, straddling), more.sum(axis=1)])
-        return begins.astype(np.uint64), ends.astype(np.uint64)
-
-    def piece_at(self, address: int, size: int) -> tuple[int, int]:
-        """The piece that has bytes in [address, address + size), and the address of its first."""
-        for piece, array in enumerate(self.arrays):
-            first = array.ctypes.data
-            if first < address + size and address < first + array.nbytes:
-                return piece, first
-        raise LookupError(f"no piece at {address:#x}")
+        begins = located.offsets + self._lowest
+        ends = begins + located.length * self.dtype.itemsize
+        if located.straddling.size:
+            more = []
+            for row in located.straddling.tolist():
+                first, *others = (
+                    (part.ctypes.data, part.ctypes.data + part.nbytes)
+                    for part in self._within_stretches(int(located.starts[row]), located.length)
+                )
+                ends[row] = first[1]
+                more += others
+            begins, ends = np.concatenate([np.stack([begins, ends]), np.transpose(more)], axis=1)
+        return begins, ends
 
     def copy(self, start: int, out: NDArray[Any]) -> None:
         """Fills out, [n], with tokens [start, start + n)."""
         at = 0
-        for piece, begin, end in self.parts(start, len(out)):
-            out[at : at + end - begin] = self.arrays[piece][begin:end]
-            at += end - begin
+        for part in self._within_stretches(start, len(out)):
+            out[at : at + len(part)] = part
+            at += len(part)
 
-    def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """A fresh [n, length] block, row i being tokens [starts[i], starts[i] + length)."""
+    def gather(self, located: Located) -> NDArray[Any]:
+        """Copies windows into a fresh block [n, length]."""
+        starts, length, offsets, one_by_one = located
         window_bytes = length * self.dtype.itemsize
-        if self._span_bytes * window_bytes >= 2**62:  # past what numpy's size arithmetic takes
-            return self._gather_row_by_row(starts, length)
-        records = self._records_of(window_bytes)
-        if len(self.arrays) == 1:
-            block = records[starts]
-        else:
-            index, straddling = self._locate(starts, length)
-            index -= self._lowest_address
-            if straddling.size:
-                block = np.empty(len(starts), records.dtype)
-                whole = np.delete(np.arange(len(starts)), straddling)
-                block[whole] = records[index[whole]]
-                rows = block.view(self.dtype).reshape(-1, length)
-                for row in straddling.tolist():
-                    self.copy(int(starts[row]), rows[row])
-            else:
-                block = records[index]
-        return block.view(self.dtype).reshape(-1, length)
+        if self._span_bytes * window_bytes >= self._max_records_bytes:
+            one_by_one = np.arange(len(starts))
+        elif not one_by_one.size:
+            block = self._records_of(window_bytes)[offsets]
+            return block.view(self.dtype).reshape(-1, length)
+        rows = np.empty((len(starts), length), self.dtype)
+        whole = np.delete(np.arange(len(starts)), one_by_one)
+        if whole.size:
+            records = self._records_of(window_bytes)
+            rows.view(records.dtype)[whole, 0] = records[offsets[whole]]
+        for row in one_by_one.tolist():
+            self.copy(int(starts[row]), rows[row])
+        return rows
 
-    def _locate(
-        self, starts: NDArray[np.int64], length: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """The address of each window's first token, and which windows straddle pieces."""
-        size = self.dtype.itemsize
-        if len(self.arrays) == 1:
-            return self._shift_bytes[0] + starts * size, np.empty(0, np.intp)
-        piece = self._ends.searchsorted(starts, side="right")
-        straddling = np.flatnonzero(starts + length > self._ends[piece])
-        return self._shift_bytes[piece] + starts * size, straddling
+    def _within_stretches(self, start: int, length: int) -> Iterator[NDArray[Any]]:
+        """Tokens [start, start + length) in order, as views that lie within a stretch each."""
+        number = bisect_right(self._list_of_ends, start)
+        while length:
+            stretch = self._stretches[number]
+            at = start - (self._list_of_ends[number] - len(stretch))
+            part = stretch[at : at + length]
+            yield part
+            start, length, number = start + len(part), length - len(part), number + 1
 
     def _records_of(self, window_bytes: int) -> NDArray[np.void]:
         held = self._records  # read once: another thread may exchange it
         if held is None or held[0] != window_bytes:
-            stride = self.dtype.itemsize if len(self.arrays) == 1 else 1
-            count = max(0, self._span_bytes - window_bytes) // stride + 1
-            first = np.frombuffer(self._lowest, np.uint8)
-            rows = as_strided(first, (count, window_bytes), (stride, 1), writeable=False)
-            held = self._records = window_bytes, rows.view(f"V{window_bytes}")[:, 0]
+            count = max(0, self._span_bytes - window_bytes) + 1
+            held = window_bytes, _array_at(self._lowest, f"V{window_bytes}", count, 1)
+            self._records = held
         return held[1]
 
-    def _gather_row_by_row(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        block = np.empty((len(starts), length), self.dtype)
-        for row, start in zip(block, starts.tolist(), strict=True):
-            self.copy(start, row)
-        return block
+
+def _array_at(address: int, dtype: str, count: int, stride_bytes: int) -> NDArray[Any]:
+    """Memory that somebody else keeps alive, as a read-only array [count]."""
+    interface = {
+        "version": 3,
+        "data": (address, True),
+        "typestr": dtype,
+        "shape": (count,),
+        "strides": (stride_bytes,),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))

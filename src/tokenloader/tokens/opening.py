@@ -1,10 +1,11 @@
-"""Opening: from whatever a person has token ids in to one TokenArray."""
+"""Opening: makes one TokenArray of whatever a person has token ids in."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Any, get_args
@@ -15,15 +16,22 @@ from numpy.typing import DTypeLike, NDArray
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
 from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.hub import download, is_hub_address
-from tokenloader.storage.ram import check_it_fits, map_read_only, open_file
+from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
+from tokenloader.storage.mapped import map_read_only, open_file
+from tokenloader.storage.memory_limits import available_bytes
+from tokenloader.storage.ram import RamFill, check_it_fits
+from tokenloader.tokens.part import Part
+from tokenloader.tokens.store import Fill, Store
 from tokenloader.tokens.token_array import Residency, TokenArray
 
+# A path, pattern or address of token files, an array, or open tokens.
 OneSource = str | os.PathLike[str] | NDArray[Any] | TokenArray
+# What open_tokens takes: one source, or a sequence of them, which become one axis.
 Source = OneSource | Sequence[OneSource]
 
 _SCHEME = re.compile("[a-z][a-z0-9+.-]*://")
 _KINDS = str, os.PathLike, np.ndarray, TokenArray
-_Part = Extent | NDArray[Any] | TokenArray  # of the axis
+_Found = Extent | NDArray[Any] | TokenArray  # a source, its files found and read
 
 
 def open_tokens(
@@ -48,24 +56,24 @@ def open_tokens(
             - an index NAME.safetensors.index.json: the files in its set that have the tensor;
             - `hf://datasets/OWNER/NAME[@REVISION]/FILE`, fetched into the Hugging Face cache first;
             - a 1-D integer numpy array, which is copied only if it is not contiguous;
-            - an open TokenArray, whose memory the result shares. Neither's close() takes bytes from the
-              other. One that is being read into RAM is waited for.
+            - an open TokenArray or a view of one, whose memory the result shares. Neither's close()
+              takes bytes from the other. One that is being read into RAM is waited for.
 
             Shards of a directory, pattern or index are in natural order, shard_2 before shard_10.
         key: the tensor's name, in safetensors files.
-        dtype: of the tokens in headerless files, and only there: "uint8", "uint16", "uint32", "int32"
-            or "int64", little-endian.
-        residency: of files. "mmap" maps them: open at once, no RAM but the page cache. "ram" also opens
-            at once, and reads them into RAM in the background, with a progress bar when that takes
-            more than a few seconds; until all is there, windows come from the mapped files. Arrays are
-            in RAM, and a TokenArray stays held as it is, whatever is asked for.
+        dtype: numpy dtype of one token in headerless files, and only there: "uint8", "uint16", "uint32",
+            "int32" or "int64", little-endian.
+        residency: how files are held. "mmap" maps them: open at once, no RAM but the page cache. "ram"
+            also opens at once, and reads them into RAM in the background, with a progress bar when that
+            takes more than a few seconds; until all is there, windows come from the mapped files. Arrays
+            are in RAM, and a TokenArray stays held as it is, whatever is asked for.
 
     Raises:
         OSError: a file is missing or unreadable, nothing matches a pattern, or the Hub cannot be
-            reached and the file is not in its cache.
+            reached and the file is not in the local cache.
         MemoryError: residency is "ram" and the files are larger than the memory available.
         ValueError: the contents are not tokens as described, or not of one dtype (each error says what
-            was found, what was needed and what to do), or the arguments do not go together.
+            was found, what was expected and what to do), or the arguments do not go together.
         TypeError: source is of another type.
 
     Example:
@@ -76,67 +84,70 @@ def open_tokens(
         1005
     """
     if residency not in get_args(Residency):
-        raise ValueError(f'residency={residency!r}; it must be "mmap" or "ram"')
-    parts = _parts(_as_sequence(source), key=key, dtype=dtype)
-    for part in parts[1:]:
-        if part.dtype != parts[0].dtype:
+        raise ValueError(f'residency={residency!r}; expected "mmap" or "ram"')
+    found = _find(_as_sequence(source), key=key, dtype=dtype)
+    for one in found[1:]:
+        if one.dtype != found[0].dtype:
             raise ValueError(
-                f"{_name(part)} holds {part.dtype} tokens and {_name(parts[0])} {parts[0].dtype}; the "
-                f"parts of one token axis must have one dtype, so convert one of them"
+                f"{_name(one)} holds {one.dtype} tokens and {_name(found[0])} {found[0].dtype}; expected "
+                f"one dtype for all parts of a token axis, so convert one of them"
             )
-    return _joined(parts, residency)
+    return join(found, residency)
 
 
-def _joined(parts: Sequence[_Part], residency: Residency) -> TokenArray:
-    """One axis of all parts."""
-    on_disk = [part for part in parts if isinstance(part, Extent)]
-    # One opening serves the mapping and the reading into RAM: meanwhile a path may name another file.
-    files: list[FileIO] = []
-    if on_disk and residency == "ram":
-        check_it_fits(on_disk)
-        files = [open_file(part) for part in on_disk]
-    opened = iter(files)
-    arrays: list[NDArray[Any]] = []
-    extents: list[Extent | None] = []
-    into_ram: list[int] = []  # numbers of arrays
-    indexed: list[Sequence[Extent]] = []
-    mapped = bool(on_disk) and not files
-    for part in parts:
-        if isinstance(part, Extent):
-            if files:
-                into_ram.append(len(arrays))
-            arrays.append(map_read_only(part, next(opened, None)))
-            extents.append(part)
-            indexed.append([part] if part.index_path else [])
-        elif isinstance(part, TokenArray):
-            part.wait_until_loaded()
-            held = part._hold()
-            arrays += held.pieces.arrays
-            extents += held.extents
-            indexed.append(part._indexed)
-            mapped |= held.mapped
-        else:
-            arrays.append(part)
-            extents.append(None)
-            indexed.append([])
-    name = _name(parts[0]) + (f" and {len(parts) - 1} more" if len(parts) > 1 else "")
-    tokens = TokenArray(
-        arrays,
-        name=name,
-        residency="mmap" if mapped else "ram",
-        extents=extents,
-        indexed=[extent for of in indexed for extent in of] if all(indexed) else [],
-    )
-    if files:
-        tokens._fill_ram(into_ram, files)
-    return tokens
+open_tokens.__module__ = "tokenloader"  # where users find it
+
+
+def join(
+    sources: Sequence[Extent | NDArray[Any] | TokenArray],
+    residency: Residency,
+    *,
+    start_fill: Callable[[Sequence[Extent], Sequence[FileIO]], Fill] = RamFill,
+    available: Callable[[], int | None] = available_bytes,
+    kernel: KernelAdvice = KERNEL,
+) -> TokenArray:
+    """Makes one axis of files, arrays and open tokens.
+
+    Args:
+        sources: 1 or more, of one dtype, arrays contiguous.
+        residency: of the files.
+        start_fill: begins to read extents into RAM, given their open handles, which it closes.
+        available: bytes of memory that may be taken; None if unknown.
+        kernel: for advice on what is mapped.
+
+    Raises: as `open_tokens`.
+    """
+    extents = [source for source in sources if isinstance(source, Extent)]
+    into_ram = bool(extents) and residency == "ram"
+    if into_ram:
+        check_it_fits(extents, available())
+    parts: list[Part] = []
+    fill = None
+    with ExitStack() as stack:
+        # One opening serves the mapping and the reading: meanwhile a path may name another file.
+        files = [stack.enter_context(open_file(extent)) for extent in extents] if into_ram else []
+        opened = iter(files)
+        for source in sources:
+            if isinstance(source, Extent):
+                array = map_read_only(source, next(opened, None))
+                parts.append(Part(array, "filling" if into_ram else "mapped", source))
+            elif isinstance(source, TokenArray):
+                source.wait_until_loaded()
+                parts += source._parts()
+            else:
+                parts.append(Part(source))
+        if into_ram:
+            fill = start_fill(extents, files)
+            stack.pop_all()
+    name = _name(sources[0]) + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
+    return TokenArray(Store(parts, name=name, fill=fill, kernel=kernel))
 
 
 def _as_sequence(source: Source) -> Sequence[OneSource]:
     if isinstance(source, _KINDS):
         return [source]
-    needed = (
-        "needed is a path, a pattern, an hf:// address, a 1-D integer numpy array, an open TokenArray, or "
+    expected = (
+        "expected a path, a pattern, an hf:// address, a 1-D integer numpy array, an open TokenArray, or "
         "a sequence of these"
     )
     if not isinstance(source, Sequence) or isinstance(source, (bytes, bytearray)):
@@ -147,28 +158,29 @@ def _as_sequence(source: Source) -> Sequence[OneSource]:
             if isinstance(source, Iterable) and not isinstance(source, (bytes, bytearray))
             else ""
         )
-        raise TypeError(f"source is of type {type(source).__name__}; {needed}{remedy}")
+        raise TypeError(f"source is of type {type(source).__name__}; {expected}{remedy}")
     if not source:
-        raise ValueError(f"source is an empty sequence; {needed}")
+        raise ValueError(f"source is an empty sequence; {expected}")
     for i, one in enumerate(source):
         if not isinstance(one, _KINDS):
             remedy = f": pass np.asarray(source[{i}])" if hasattr(one, "__array__") else ""
-            raise TypeError(f"source[{i}] is of type {type(one).__name__}; {needed}{remedy}")
+            raise TypeError(f"source[{i}] is of type {type(one).__name__}; {expected}{remedy}")
     return source
 
 
-def _parts(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) -> list[_Part]:
-    parts: list[_Part] = []
+def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) -> list[_Found]:
+    """Finds the files of sources and reads their headers; checks arrays."""
+    found: list[_Found] = []
     paths: set[Path] = set()
     for one in sources:
         if isinstance(one, TokenArray):
-            parts.append(one)
+            found.append(one)
         elif isinstance(one, np.ndarray):
-            parts.append(_checked_array(one))
+            found.append(_checked_array(one))
         else:
             path = _local_path(one)
             paths.add(path)
-            parts += locate_shards(path, key=key, dtype=dtype)
+            found += locate_shards(path, key=key, dtype=dtype)
     for path in paths:
         # As sorted(glob("*")) of a directory gives them.
         index_path = path.with_suffix(".idx") if path.suffix == ".bin" else None
@@ -178,10 +190,10 @@ def _parts(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) -
             )
     if dtype is not None and not paths:
         raise ValueError(
-            f"dtype={dtype!r} was given with an array of {parts[0].dtype}; dtype= is for headerless "
+            f"dtype={dtype!r} was given with an array of {found[0].dtype}; dtype= is for headerless "
             f"files only, leave it out"
         )
-    return parts
+    return found
 
 
 def _checked_array(array: NDArray[Any]) -> NDArray[Any]:
@@ -191,15 +203,15 @@ def _checked_array(array: NDArray[Any]) -> NDArray[Any]:
         )
     token_dtype(array.dtype, "the array is of dtype ", CONVERT_IT)
     if not array.size:
-        raise ValueError("the array is empty; tokens are needed")
+        raise ValueError("the array is empty; expected 1 token or more")
     # As a plain ndarray, because indexing an np.memmap is several times slower.
     return np.ascontiguousarray(array).view(np.ndarray)
 
 
-def _name(part: _Part) -> str:
-    if isinstance(part, Extent):
-        return str(part.path)
-    return part._name if isinstance(part, TokenArray) else "array"
+def _name(one: _Found) -> str:
+    if isinstance(one, Extent):
+        return str(one.path)
+    return one._name if isinstance(one, TokenArray) else "array"
 
 
 def _local_path(source: str | os.PathLike[str]) -> Path:

@@ -1,10 +1,10 @@
-"""Token files written: any number of integer arrays, one after the other, into one file.
+"""Writing: any number of integer arrays, one after the other, into one token file.
 
 A file appears under its name when it is complete, and not before: it is written under a temporary name in
-the same directory, flushed to the disk, and renamed. What fails on the way, Ctrl-C included, leaves
+the same directory, flushed to the disk, and renamed. A failure on the way, Ctrl-C included, leaves
 nothing behind, and a file that was there before is untouched.
 
-A header tells the number of tokens, which is known last. So its room is left free and filled at the end:
+A header tells the number of tokens, which is known last. So room for it is left free and filled at the end:
 the formats allow a header to be padded (safetensors with spaces, .npy likewise) or fix its length (llm.c).
 """
 
@@ -26,7 +26,7 @@ from tokenloader.formats.extent import token_dtype
 from tokenloader.formats.format import Writer
 from tokenloader.tokens.token_array import TokenArray
 
-BLOCK_TOKENS = 1 << 20  # converted and written at a time
+WRITE_CHUNK_TOKENS = 1 << 20  # converted and written at a time
 
 
 def write_tokens(
@@ -41,9 +41,9 @@ def write_tokens(
 
     Args:
         path: the file. One that exists is replaced.
-        arrays: 1-D arrays of integers of any dtype, one after the other; any iterable of them, so a
+        arrays: 1-D arrays of integers of any dtype, one after the other: any iterable of them, also a
             generator that makes them on the way. Or one such array, or an open TokenArray.
-        dtype: of the file: "uint8", "uint16", "uint32", "int32" or "int64".
+        dtype: numpy dtype of one token in the file: "uint8", "uint16", "uint32", "int32" or "int64".
 
     Returns:
         The number of tokens written.
@@ -60,6 +60,9 @@ def write_tokens(
         5
     """
     return write_file(Path(path), blocks(arrays), token_dtype(dtype, "dtype="), safetensors.WRITER)
+
+
+write_tokens.__module__ = "tokenloader"  # where users find it
 
 
 def write_file(
@@ -79,25 +82,25 @@ def write_file(
             writer.check(dtype, num_tokens)
             write_all(file, ids)
         if not num_tokens:
-            raise ValueError(f"{path}: there are no tokens to write; at least one is needed")
+            raise ValueError(f"{path}: there are no tokens to write; expected 1 or more")
         file.seek(0)
         file.write(writer.header(dtype, num_tokens))
     return num_tokens
 
 
 def blocks(arrays: Iterable[Any] | NDArray[Any] | TokenArray) -> Iterator[NDArray[Any]]:
-    """The tokens of `write_tokens`'s arrays, in arrays of at most BLOCK_TOKENS."""
+    """Yields the tokens of `arrays`, as `write_tokens` takes them, WRITE_CHUNK_TOKENS at most at a time."""
     if isinstance(arrays, (np.ndarray, TokenArray)):
         arrays = [arrays]
     elif isinstance(arrays, (str, bytes, dict, set, frozenset)) or not isinstance(arrays, Iterable):
         raise TypeError(
-            f"arrays is of type {type(arrays).__name__}; needed are 1-D arrays of integers: an iterable "
+            f"arrays is of type {type(arrays).__name__}; expected 1-D arrays of integers: an iterable "
             f"of them, or one"
         )
     for i, array in enumerate(arrays):
         whole = array if isinstance(array, TokenArray) else _as_integers(array, i)
-        for at in range(0, len(whole), BLOCK_TOKENS):
-            yield whole[at : at + BLOCK_TOKENS]
+        for at in range(0, len(whole), WRITE_CHUNK_TOKENS):
+            yield whole[at : at + WRITE_CHUNK_TOKENS]
 
 
 def _as_integers(array: Any, i: int) -> NDArray[Any]:
@@ -105,22 +108,22 @@ def _as_integers(array: Any, i: int) -> NDArray[Any]:
         found = np.asarray(array)
     except ValueError as error:  # nested lists of several lengths
         raise ValueError(
-            f"arrays[{i}] is no array ({error}); needed is a 1-D array of integers"
+            f"arrays[{i}] is no array ({error}); expected a 1-D array of integers"
         ) from None
     if found.ndim == 0 and found.dtype.kind in "iu":
         raise ValueError(
-            f"arrays[{i}] is the single id {found}; needed is a 1-D array of integers: if arrays are "
+            f"arrays[{i}] is the single id {found}; expected a 1-D array of integers: if arrays are "
             f"the ids themselves, pass np.array(ids)"
         )
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         raise ValueError(
-            f"arrays[{i}] is {found.dtype}{list(found.shape)}; needed is a 1-D array of integers"
+            f"arrays[{i}] is {found.dtype}{list(found.shape)}; expected a 1-D array of integers"
         )
     return found if found.size else np.empty(0, np.uint16)  # an empty list is of floats for numpy
 
 
 def _fitted(ids: NDArray[Any], dtype: np.dtype[Any], position: int) -> NDArray[Any]:
-    """Ids of another integer dtype, in this one; ValueError where one does not fit."""
+    """Converts ids to a dtype. ValueError where one does not fit; position is that of the first id."""
     if ids.dtype == dtype:
         return np.ascontiguousarray(ids)
     if not np.can_cast(ids.dtype, dtype) and ids.size:
@@ -136,7 +139,7 @@ def _fitted(ids: NDArray[Any], dtype: np.dtype[Any], position: int) -> NDArray[A
 
 
 def check_place(path: Path) -> None:
-    """Raises OSError if something is at path that is no file: a directory, a pipe, a device."""
+    """Raises OSError if a directory, a pipe or a device is at path."""
     if path.exists() and not path.is_file():
         kind = "a directory" if path.is_dir() else "not a regular file"
         raise OSError(f"{path} is {kind}; tokens are written to a file, whose header comes last")
@@ -144,7 +147,7 @@ def check_place(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[io.FileIO]:
-    """A file to write, which takes the name `path` when the block ends, and is gone when it fails."""
+    """Opens a file to write, which is named `path` once the with block ends, and is removed if it fails."""
     check_place(path)
     path = Path(os.path.realpath(path))  # through links: a link's target is replaced, not the link
     temporary = path.parent / f".tokenloader-{secrets.token_hex(8)}.tmp"
@@ -167,14 +170,14 @@ def atomic_file(path: Path) -> Iterator[io.FileIO]:
 
 
 def write_all(file: io.FileIO, ids: NDArray[Any]) -> None:
-    """Writes all of ids; one call of write may take less than it is given."""
+    """Writes all ids; one call of write may take fewer bytes than it is given."""
     left = memoryview(ids.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
     while left:
         left = left[file.write(left) :]
 
 
 def _sync_directory(directory: Path) -> None:
-    """So that the new name outlasts a power failure; a file system that cannot is no reason to fail."""
+    """Flushes a directory, so that new names in it outlast a power failure, where the file system can."""
     with suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:

@@ -1,0 +1,118 @@
+"""Mapped files: the bytes of an extent as an array, and the errors."""
+
+import gc
+import mmap
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_files import random_tokens, written_extent
+
+from tokenloader.formats.extent import Extent
+from tokenloader.storage.mapped import map_read_only, open_file
+
+TOKENS = random_tokens(3000)
+
+
+@pytest.mark.parametrize("offset_bytes", [0, 1, 7, 64, 4095, 4097])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
+def test_a_mapping_holds_the_bytes_of_the_extent_and_no_others(tmp_path, offset_bytes, dtype):
+    tokens = TOKENS.astype(dtype)
+    extent = written_extent(tmp_path / "t", tokens, offset_bytes, after=b"\xbb" * 11)
+    held = map_read_only(extent)
+    assert held.dtype == tokens.dtype
+    np.testing.assert_array_equal(held, tokens)
+
+
+def test_an_open_handle_is_mapped_whatever_the_path_is_now(tmp_path):
+    extent = written_extent(tmp_path / "t", TOKENS)
+    with open_file(extent) as file:
+        os.replace(written_extent(tmp_path / "other", TOKENS[:5]).path, extent.path)
+        np.testing.assert_array_equal(map_read_only(extent, file), TOKENS)
+        assert not file.closed
+
+
+def test_a_mapping_cannot_be_written_to(tmp_path):
+    tokens = map_read_only(written_extent(tmp_path / "t", TOKENS))
+    assert not tokens.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        tokens.flags.writeable = True
+
+
+def test_the_tokens_hold_their_mapping(tmp_path):
+    tokens = map_read_only(written_extent(tmp_path / "t", TOKENS))
+    gc.collect()
+    np.testing.assert_array_equal(tokens, TOKENS)
+
+
+def test_a_mapping_that_is_let_go_leaves_no_file_open_and_no_warning(tmp_path):
+    def open_files():
+        return sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
+
+    extent = written_extent(tmp_path / "t", TOKENS)
+    before = open_files()
+    unraisable = []
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable.append
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tokens = map_read_only(extent)
+            del tokens
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
+    assert not unraisable, unraisable
+    assert open_files() == before
+
+
+def test_a_file_may_be_deleted_while_it_is_mapped(tmp_path):
+    tokens = map_read_only(written_extent(tmp_path / "t", TOKENS))
+    (tmp_path / "t").unlink()
+    np.testing.assert_array_equal(tokens, TOKENS)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux tells, others do not")
+def test_a_mapping_is_advised_to_be_read_at_random(tmp_path):
+    # Without it a fault on a cold file reads a whole read-ahead window: 15 to 200 times slower.
+    extent = written_extent(tmp_path / "t", TOKENS)
+    tokens = map_read_only(extent)
+    entry = Path("/proc/self/smaps").read_text().split(str(extent.path))[1]
+    flags = re.search(r"VmFlags: (.*)", entry)[1].split()
+    assert "rr" in flags
+    assert len(tokens) == len(TOKENS)
+
+
+def test_mapping_needs_no_advice_where_the_system_has_none(tmp_path, monkeypatch):
+    monkeypatch.delattr(mmap, "MADV_RANDOM", raising=False)
+    np.testing.assert_array_equal(map_read_only(written_extent(tmp_path / "t", TOKENS)), TOKENS)
+
+
+@pytest.mark.parametrize("residency", ["mmap", "ram"])
+def test_more_files_than_the_system_lets_open_are_an_error_with_a_remedy(tmp_path, residency):
+    script = f"""
+import resource, numpy as np, tokenloader as tl
+np.zeros(10, np.uint16).tofile({str(tmp_path / "shard")!r})
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+tl.open_tokens([{str(tmp_path / "shard")!r}] * 100, dtype="uint16", residency="{residency}")
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False
+    )
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith("OSError: [Errno 24] too many open files")
+    assert "ulimit -n" in last
+    assert str(tmp_path / "shard") in last
+
+
+def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path):
+    extent = Extent(tmp_path / "gone", 0, np.dtype("uint16"), 10, "headerless")
+    for use in (map_read_only, open_file):
+        with pytest.raises(FileNotFoundError, match=re.escape(str(extent.path))):
+            use(extent)
