@@ -25,11 +25,13 @@ JAX_FILES = {
     "check/devices.py",
     "loader/agreement.py",
     "loader/pipeline.py",
+    "loader/setup.py",
     "loader/sharding.py",
     "loader/token_loader.py",
     "loader/transfer.py",
     "loader/transforms.py",
 }
+TYPE_ALIASES = {"Residency", "Source", "Transform"}
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 
@@ -85,7 +87,7 @@ def test_tokens_and_plans_need_neither_jax_nor_the_hub(tmp_path):
 @pytest.mark.parametrize("name", tl.__all__)
 def test_every_public_name_can_be_had_from_a_fresh_import(name):
     value = getattr(tl, name)
-    assert value.__name__ == name or name in str(value)
+    assert name in TYPE_ALIASES or value.__name__ == name
     namespace = {}
     exec(f"from tokenloader import {name}", namespace)
     assert namespace[name] is value
@@ -101,7 +103,7 @@ def test_all_is_the_public_names():
         and not isinstance(value, types.ModuleType)
         and getattr(value, "__module__", "").startswith("tokenloader")
     }
-    assert of_ours == set(tl.__all__)
+    assert of_ours | TYPE_ALIASES == set(tl.__all__)
     assert len(tl.__all__) == len(set(tl.__all__))
 
 
@@ -123,7 +125,7 @@ def test_star_import_gives_all():
 
 
 def public_things():
-    for name in tl.__all__:
+    for name in sorted(set(tl.__all__) - TYPE_ALIASES):
         thing = getattr(tl, name)
         yield name, thing
         if inspect.isclass(thing):
@@ -186,7 +188,7 @@ def test_the_examples_in_docstrings_are_true(file):
     ("file", "least"),
     [
         ("loader/token_loader.py", 1),
-        ("plans/plan.py", 3),
+        ("plans/plan.py", 1),
         ("batches/batch.py", 2),
         ("tokens/token_array.py", 1),
         ("tokens/opening.py", 1),

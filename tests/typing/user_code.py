@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, assert_type
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 import tokenloader as tl
@@ -76,7 +75,6 @@ train_on(tl.TokenLoader(tokens, 8, 64, transform=pair))  # type: ignore
 next(loader).input_ids  # type: ignore
 loader.starts_at(3)  # type: ignore
 tl.TokenLoader(tokens, "8", 64)  # type: ignore
-tl.TokenLoader(tokens, 8, 64, sharding=PartitionSpec("data"))  # type: ignore
 tl.TokenLoader(tokens, 8, 64, plan="shuffled")  # type: ignore
 tl.DataLoader(tokens)  # type: ignore
 
