@@ -103,9 +103,7 @@ def check(
                     f"{'is' if in_both.documents == 1 else 'are'} in the other tokens too"
                 )
     elif against is not None:
-        problems.append(
-            "without an end-of-text id or a document index there are no documents to compare"
-        )
+        problems.append("without an end-of-text id or a document index there are no documents to compare")
     if one_in > 1:
         notes.append(f"documents were compared by a sample, 1 in {one_in}: multiply by it")
     return Report(counts, repeated, in_both, one_in, problems, notes)

@@ -42,7 +42,5 @@ def find_devices() -> list[Device]:
             memory = stats.get("bytes_limit")
             if memory is None and device.platform == "cpu":
                 memory = available_bytes()
-            found.append(
-                Device(backend, str(device), device.device_kind, memory, device == default)
-            )
+            found.append(Device(backend, str(device), device.device_kind, memory, device == default))
     return found

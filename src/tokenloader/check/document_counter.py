@@ -40,9 +40,7 @@ class DocumentCounter:
         most_documents: documents kept, at most.
     """
 
-    def __init__(
-        self, reader: Reader, gap_tokens: int, most_documents: int = MOST_DOCUMENTS
-    ) -> None:
+    def __init__(self, reader: Reader, gap_tokens: int, most_documents: int = MOST_DOCUMENTS) -> None:
         self.num_stops = self.num_documents = self.num_empty = self.longest_length = 0
         self.kept = KeptDocuments(most_documents)
         self._reader, self._gap_tokens = reader, gap_tokens

@@ -89,9 +89,7 @@ def _rises(bits: list[float]) -> bool:
 
 def _halves_alike(planes: list[NDArray[np.float64]]) -> bool:
     half = len(planes) // 2
-    overlaps = [
-        np.minimum(low, high).sum() for low, high in zip(planes[:half], planes[half:], strict=True)
-    ]
+    overlaps = [np.minimum(low, high).sum() for low, high in zip(planes[:half], planes[half:], strict=True)]
     bits = sum(map(_entropy_bits, planes[:half]))
     return min(overlaps) > 0.9 and 1 < bits < 8 * half - _MARGIN_BITS  # neither constant nor random
 

@@ -50,9 +50,7 @@ class FirstOccurrences:
         """
         slots = documents.keys & self._mask
         with self._lock:
-            agree = (self._keys[slots] == documents.keys) & (
-                self._lengths[slots] == documents.lengths
-            )
+            agree = (self._keys[slots] == documents.keys) & (self._lengths[slots] == documents.lengths)
             candidates = np.where(agree, self._starts[slots], -1)
             free = self._lengths[slots] == 0
             slots = slots[free]

@@ -204,9 +204,7 @@ def _digests(tokens: TokenArray, groups: _Groups, dtype: DTypeLike) -> NDArray[n
 
     workers = num_threads()
     with Reader(tokens) as reader, ThreadPoolExecutor(workers, "tokenloader-digest") as pool:
-        neighbours = np.array_split(
-            np.arange(len(digests)), 8 * workers
-        )  # so that reads are in order
+        neighbours = np.array_split(np.arange(len(digests)), 8 * workers)  # so that reads are in order
         for done in [pool.submit(fill, which) for which in neighbours if len(which)]:
             done.result()
     return digests

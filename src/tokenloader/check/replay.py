@@ -74,8 +74,7 @@ def replay(
     documents = None
     if eos_id is not None:
         documents = [
-            _documents(row, start, eos_id)
-            for row, start in zip(block, starts.tolist(), strict=True)
+            _documents(row, start, eos_id) for row, start in zip(block, starts.tolist(), strict=True)
         ]
     return Replayed(samples, starts, block, documents)
 

@@ -24,9 +24,7 @@ _BAR = 36  # columns
 @reads_tokens
 @click.option("--vocab-size", type=POSITIVE, help="Number of ids; each is expected below it.")
 @eos_id
-@click.option(
-    "--against", multiple=True, metavar="SOURCE", help="Tokens that should share no document."
-)
+@click.option("--against", multiple=True, metavar="SOURCE", help="Tokens that should share no document.")
 @as_json
 def command(
     sources: tuple[str, ...],
@@ -81,9 +79,7 @@ def check_screen(report: Report, bar: str) -> str:
     lines += row("ids", f"{counts.lowest_id:,} to {counts.highest_id:,}")
     if counts.num_eos:
         rate = f"one in {counts.num_tokens / counts.num_eos:,.1f} tokens"
-        lines += row(
-            "end of text", f"id {counts.eos_id}, {counted(counts.num_eos, 'time')}, {rate}"
-        )
+        lines += row("end of text", f"id {counts.eos_id}, {counted(counts.num_eos, 'time')}, {rate}")
     else:
         lines += row("end of text", "none found")
     if counts.num_documents:

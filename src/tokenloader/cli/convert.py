@@ -23,12 +23,8 @@ from tokenloader.prepare.convert import convert, target_format
     type=click.Choice([writer.name for writer in WRITERS]),
     help="Format of DST, where its suffix is not .safetensors or .npy.",
 )
-@click.option(
-    "--dtype", type=DTYPES, help="Dtype of one token in DST; ids that do not fit are refused."
-)
-@click.option(
-    "--source-dtype", type=DTYPES, help="Dtype of one token in SRC, for headerless files only."
-)
+@click.option("--dtype", type=DTYPES, help="Dtype of one token in DST; ids that do not fit are refused.")
+@click.option("--source-dtype", type=DTYPES, help="Dtype of one token in SRC, for headerless files only.")
 @key
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
 def command(

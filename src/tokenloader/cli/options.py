@@ -29,12 +29,8 @@ key = click.option(
 
 def reads_tokens(command: Command) -> Command:
     """Adds the argument and the options of commands that open token files."""
-    dtype = click.option(
-        "--dtype", type=DTYPES, help="Dtype of one token, for headerless files only."
-    )
-    return click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)(
-        key(dtype(command))
-    )
+    dtype = click.option("--dtype", type=DTYPES, help="Dtype of one token, for headerless files only.")
+    return click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)(key(dtype(command)))
 
 
 def takes_batches(command: Command) -> Command:
@@ -61,7 +57,5 @@ def open_sources(
         return open_tokens(list(sources) if len(sources) > 1 else sources[0], key=key, dtype=dtype)
     except ValueError as error:
         options = {"key": "--key", "dtype": dtype_option}
-        message = _ARGUMENT.sub(
-            lambda found: f"{options[found[1]]} {found[2]}".rstrip(), str(error)
-        )
+        message = _ARGUMENT.sub(lambda found: f"{options[found[1]]} {found[2]}".rstrip(), str(error))
         raise ValueError(message) from error

@@ -32,9 +32,7 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
     Both tell how wide tokens are and no more, so a dtype of that width is taken at its word.
     """
     path, size_bytes = candidate.path, candidate.size_bytes
-    index_path, metadata_path = (
-        path.with_name(path.name + suffix) for suffix in (".index", ".metadata")
-    )
+    index_path, metadata_path = (path.with_name(path.name + suffix) for suffix in (".index", ".metadata"))
     if is_there(index_path):
         num_tokens, teller = _last_document_end(index_path), index_path
     elif is_there(metadata_path):

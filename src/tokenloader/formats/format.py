@@ -101,9 +101,7 @@ def look_at(path: Path) -> Candidate:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path}: no such file (looked in {path.parent.absolute()})"
-        ) from None
+        raise FileNotFoundError(f"{path}: no such file (looked in {path.parent.absolute()})") from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ValueError(f"{path}: is a pipe or a device; write its tokens to a file and open that")
     with path.open("rb") as file:

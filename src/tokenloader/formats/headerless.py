@@ -21,9 +21,7 @@ _OTHER_FILES = {
     b"PK\x03\x04": "a zip archive (.npz, or PyTorch's); load it, and write its array with np.save",
     b"\x1f\x8b": "gzip; decompress it first",
     b"\x28\xb5\x2f\xfd": "zstd; decompress it first",
-    struct.pack("<i", 20240522): (
-        "llm.c's evaluation file, multiple-choice examples and no token axis"
-    ),
+    struct.pack("<i", 20240522): ("llm.c's evaluation file, multiple-choice examples and no token axis"),
     struct.pack(">i", 20240520): _BIG_ENDIAN_LLM_C,
     struct.pack(">i", 20240801): _BIG_ENDIAN_LLM_C,
 }

@@ -67,9 +67,7 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
     # The name counts only to say that a damaged file is damaged.
     if path.suffix != ".safetensors":
         if len(head) < 9 or header_bytes > size_bytes - 8:
-            raise NotThisFormatError(
-                f"a header of {header_bytes:,} bytes does not fit into the file"
-            )
+            raise NotThisFormatError(f"a header of {header_bytes:,} bytes does not fit into the file")
         if head[8:9] != b"{":
             raise NotThisFormatError(f"byte 8 is {head[8]:02x}, not 7b")
     tensors = {tensor.name: tensor for tensor in read_tensors(path)}

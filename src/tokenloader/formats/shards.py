@@ -79,9 +79,7 @@ def _files_matching(pattern: str) -> list[Path]:
         )
         raise FileNotFoundError(f"{pattern}: {found}")
     # An index is matched along with its data by most patterns; alone, it stands for the data.
-    data = [
-        file for file in files if file.suffix not in _SIDE_SUFFIXES and file.name not in _SIDE_NAMES
-    ]
+    data = [file for file in files if file.suffix not in _SIDE_SUFFIXES and file.name not in _SIDE_NAMES]
     return sorted(data or files, key=_natural)
 
 
@@ -136,9 +134,7 @@ def _locate_one_format(
     return extents
 
 
-def _refuse_held_out_with_others(
-    source: Path, files: Sequence[Path], dtype: DTypeLike | None
-) -> None:
+def _refuse_held_out_with_others(source: Path, files: Sequence[Path], dtype: DTypeLike | None) -> None:
     common = os.path.commonpath([file.parent for file in files])
     held_out: list[Path] = []
     others: list[Path] = []
@@ -189,9 +185,7 @@ def _calls(groups: Iterable[Sequence[Path]], dtype: DTypeLike | None) -> str:
     last = "" if dtype is None else f", dtype={token_dtype(dtype, 'dtype=').name!r}"
     for files in groups:
         patterns = list(dict.fromkeys(_pattern(file) for file in files))
-        calls.append(
-            f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r}{last})"
-        )
+        calls.append(f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r}{last})")
     return " or ".join(calls)
 
 

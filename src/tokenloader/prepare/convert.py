@@ -71,9 +71,7 @@ def check_target(path: Path, *, force: bool, read: Iterable[Path]) -> None:
             if source.exists() and os.path.samefile(source, path):
                 raise ValueError(f"{path} is the file that is read ({source}); write another")
         if not force:
-            raise FileExistsError(
-                f"{path} exists ({path.stat().st_size:,} bytes); --force replaces it"
-            )
+            raise FileExistsError(f"{path} exists ({path.stat().st_size:,} bytes); --force replaces it")
 
 
 def check_space(path: Path, num_bytes: int) -> None:

@@ -16,9 +16,7 @@ _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _PACKED = (".gz", ".zst")
 
 
-def read_texts(
-    path: Path, *, column: str, separator: str, read_bytes: int = READ_BYTES
-) -> Iterator[str]:
+def read_texts(path: Path, *, column: str, separator: str, read_bytes: int = READ_BYTES) -> Iterator[str]:
     """Yields the documents of a file in order, one (of Parquet, a batch) in memory at a time.
 
     - JSON lines (.jsonl, .ndjson, .json): the field `column` of each line's object.
@@ -88,9 +86,7 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
     with file:
         names = file.schema_arrow.names
         if column not in names:
-            raise ValueError(
-                f"{path}: no column {column!r}; pass --column with one of: {', '.join(names)}"
-            )
+            raise ValueError(f"{path}: no column {column!r}; pass --column with one of: {', '.join(names)}")
         for row, value in enumerate(
             value
             for batch in file.iter_batches(batch_size=1024, columns=[column])
@@ -117,9 +113,7 @@ def _json_lines(path: Path, file: BinaryIO, column: str) -> Iterator[str]:
             ) from None
         if not isinstance(value, dict):
             found = type(value).__name__
-            raise ValueError(
-                f"{where}: found a {found}; expected an object with the field {column!r}"
-            )
+            raise ValueError(f"{where}: found a {found}; expected an object with the field {column!r}")
         if column not in value:
             names = ", ".join(value)
             raise ValueError(f"{where}: no field {column!r}; pass --column with one of: {names}")

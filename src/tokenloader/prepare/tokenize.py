@@ -99,9 +99,7 @@ class Tokenizer:
     def encode(self, documents: Sequence[str]) -> NDArray[Any]:
         """Encodes documents on all cores, to [n] ids of them all, an end-of-text id after each."""
         chunks = [split_document(document, self._chunk_characters) for document in documents]
-        encoded = iter(
-            self._tokenizer.encode_batch_fast(list(chain(*chunks)), add_special_tokens=False)
-        )
+        encoded = iter(self._tokenizer.encode_batch_fast(list(chain(*chunks)), add_special_tokens=False))
         ids: list[NDArray[Any]] = []
         for chunks_of_one in chunks:
             ids += [np.array(next(encoded).ids, self.dtype) for _ in chunks_of_one]
@@ -124,9 +122,7 @@ def _load(path: Path) -> Any:
     try:
         return library.Tokenizer.from_str(text)
     except Exception as error:  # the library raises no other kind
-        raise ValueError(
-            f"{path}: not a tokenizer.json of the tokenizers library ({error})"
-        ) from None
+        raise ValueError(f"{path}: not a tokenizer.json of the tokenizers library ({error})") from None
 
 
 def tokenize(

@@ -37,9 +37,7 @@ def parse(address: str) -> tuple[str, str | None, str]:
     return f"{owner}/{name}", revision.replace("%2F", "/") or None, "/".join(parts[3:])
 
 
-def download(
-    address: str, *, unreachable_after_seconds: float = _UNREACHABLE_AFTER_SECONDS
-) -> Path:
+def download(address: str, *, unreachable_after_seconds: float = _UNREACHABLE_AFTER_SECONDS) -> Path:
     """Fetches a file of a dataset into the Hugging Face cache, if it is not there; returns its local path.
 
     A cached file costs one request, and none when the revision is a commit hash or HF_HUB_OFFLINE is

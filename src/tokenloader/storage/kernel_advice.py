@@ -81,9 +81,7 @@ class KernelAdvice:
         self._bulk_works: dict[int, bool] = {}  # by advice
         if in_bulk is not None:
             self._bulk_works = {_MADV_WILLNEED: in_bulk, populate_read: in_bulk}
-        self._pidfds: dict[
-            int, int
-        ] = {}  # by process: after a fork the parent's advises on the parent
+        self._pidfds: dict[int, int] = {}  # by process: after a fork the parent's advises on the parent
 
     def start_reading(self, ranges: Ranges) -> None:
         """Asks for ranges to be read into the page cache, and does not wait. A hint: it cannot fail."""

@@ -47,9 +47,7 @@ def _control_group_bytes(root: Path) -> list[int | None]:
         # In a container the path may be the host's, of which only the top is mounted here.
         group = mount / path.lstrip("/")
         groups = [group, *group.parents] if group.is_dir() else [mount]
-        left += [
-            _group_bytes(one, limit, usage, cache) for one in groups if one.is_relative_to(mount)
-        ]
+        left += [_group_bytes(one, limit, usage, cache) for one in groups if one.is_relative_to(mount)]
     return left
 
 

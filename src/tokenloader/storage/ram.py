@@ -164,9 +164,7 @@ def check_it_fits(extents: Sequence[Extent], available_bytes: int | None) -> Non
         )
 
 
-def _chunks(
-    extents: Sequence[Extent], files: Sequence[FileIO], chunk_bytes: int
-) -> Iterator[Chunk]:
+def _chunks(extents: Sequence[Extent], files: Sequence[FileIO], chunk_bytes: int) -> Iterator[Chunk]:
     at = 0
     for extent, file in zip(extents, files, strict=True):
         for done in range(0, extent.nbytes, chunk_bytes):

@@ -61,9 +61,7 @@ class Axis:
         max_records_bytes: if all records together have as many bytes, windows are copied row by row.
     """
 
-    def __init__(
-        self, arrays: Sequence[NDArray[Any]], max_records_bytes: int = _MAX_RECORDS_BYTES
-    ) -> None:
+    def __init__(self, arrays: Sequence[NDArray[Any]], max_records_bytes: int = _MAX_RECORDS_BYTES) -> None:
         self.dtype = arrays[0].dtype
         self._arrays = list(arrays)
         self._max_records_bytes = max_records_bytes

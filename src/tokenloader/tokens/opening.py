@@ -185,9 +185,7 @@ def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) ->
         # As sorted(glob("*")) of a directory gives them.
         index_path = path.with_suffix(".idx") if path.suffix == ".bin" else None
         if index_path in paths:
-            raise ValueError(
-                f"source has both {path} and {index_path}, which are one data set; name one"
-            )
+            raise ValueError(f"source has both {path} and {index_path}, which are one data set; name one")
     if dtype is not None and not paths:
         raise ValueError(
             f"dtype={dtype!r} was given with an array of {found[0].dtype}; dtype= is for headerless "
@@ -198,9 +196,7 @@ def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) ->
 
 def _checked_array(array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim != 1:
-        raise ValueError(
-            f"the array has shape {array.shape}; tokens must be one flat axis: .reshape(-1)"
-        )
+        raise ValueError(f"the array has shape {array.shape}; tokens must be one flat axis: .reshape(-1)")
     token_dtype(array.dtype, "the array is of dtype ", CONVERT_IT)
     if not array.size:
         raise ValueError("the array is empty; expected 1 token or more")

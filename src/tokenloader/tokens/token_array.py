@@ -50,9 +50,7 @@ class TokenArray:
         parts = memory.parts_between(self._begin, self._end)
         self.dtype: np.dtype[Any] = parts[0].array.dtype
         self.nbytes: int = len(self) * self.dtype.itemsize
-        self.residency: Residency = (
-            "mmap" if any(part.held == "mapped" for part in parts) else "ram"
-        )
+        self.residency: Residency = "mmap" if any(part.held == "mapped" for part in parts) else "ram"
         whole = len(self) == len(memory)
         self._name = store.name if whole else f"{store.name}[{self._begin:_}:{self._end:_}]"
         self._store: Store | None = store
@@ -63,9 +61,7 @@ class TokenArray:
         return self._end - self._begin
 
     def __repr__(self) -> str:
-        size = (
-            f"{self.nbytes / 2**30:.2f} GiB" if self.nbytes >= 2**30 else f"{self.nbytes:,} bytes"
-        )
+        size = f"{self.nbytes / 2**30:.2f} GiB" if self.nbytes >= 2**30 else f"{self.nbytes:,} bytes"
         state = "closed" if self._store is None else self.residency
         return f"TokenArray({self._name}: {len(self):,} {self.dtype} tokens, {size}, {state})"
 
@@ -73,9 +69,7 @@ class TokenArray:
     def __getitem__(self, index: SupportsIndex) -> np.integer[Any]: ...
     @overload
     def __getitem__(self, index: slice) -> NDArray[np.integer[Any]]: ...
-    def __getitem__(
-        self, index: SupportsIndex | slice
-    ) -> np.integer[Any] | NDArray[np.integer[Any]]:
+    def __getitem__(self, index: SupportsIndex | slice) -> np.integer[Any] | NDArray[np.integer[Any]]:
         """`tokens[i]` is a numpy scalar, `tokens[a:b]` a numpy copy."""
         memory = self._memory()
         if isinstance(index, slice):

@@ -65,9 +65,7 @@ def write_tokens(
 write_tokens.__module__ = "tokenloader"  # where users find it
 
 
-def write_file(
-    path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any], writer: Writer
-) -> int:
+def write_file(path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any], writer: Writer) -> int:
     """Writes 1-D arrays of integers to a file of the writer's format; returns the number of tokens.
 
     Raises: as `write_tokens`; and ValueError if the format cannot hold the dtype or so many tokens.
@@ -107,9 +105,7 @@ def _as_integers(array: Any, i: int) -> NDArray[Any]:
     try:
         found = np.asarray(array)
     except ValueError as error:  # nested lists of several lengths
-        raise ValueError(
-            f"arrays[{i}] is no array ({error}); expected a 1-D array of integers"
-        ) from None
+        raise ValueError(f"arrays[{i}] is no array ({error}); expected a 1-D array of integers") from None
     if found.ndim == 0 and found.dtype.kind in "iu":
         raise ValueError(
             f"arrays[{i}] is the single id {found}; expected a 1-D array of integers: if arrays are "
