@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import cold, cpu, first, gpu, memory, report, scale, train, warm
+from benchmarks import cold, compare, cpu, first, gpu, memory, report, scale, train, warm
 
 PROGRAMS = {
     "warm": warm,
@@ -17,6 +17,7 @@ PROGRAMS = {
     "cpu": cpu,
     "gpu": gpu,
     "report": report,
+    "compare": compare,
 }
 
 SIZED = ("warm", "cold", "first", "memory", "cpu", "gpu")  # those that measure on a file of --gib
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     if options.program == "all":
         sized = [] if options.gib is None else ["--gib", options.gib]
         for name in PROGRAMS:
-            if name != "report":
+            if name not in ("report", "compare"):
                 main([name, *(sized if name in SIZED else [])])
     else:
         PROGRAMS[options.program].run(options)

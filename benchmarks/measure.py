@@ -89,15 +89,18 @@ def drop_page_cache() -> None:
     _DROP.write_text("1")
 
 
-def write_result(name: str, result: dict[str, Any]) -> Path:
+def write_result(name: str, result: dict[str, Any]) -> None:
     """Writes benchmarks/results/NAME.json, whole or not at all."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    write_json(RESULTS / f"{name}.json", result)
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Writes a result and its environment to a file, whole or not at all."""
     temporary = path.with_suffix(".json.tmp")
     temporary.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n")
     temporary.replace(path)
     print(f"wrote {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-    return path
 
 
 def say(text: str) -> None:
