@@ -20,7 +20,7 @@ PROGRAMS = {
     "compare": compare,
 }
 
-SIZED = ("warm", "cold", "first", "memory", "cpu", "gpu")  # those that measure on a file of --gib
+SIZED = ("warm", "cold", "first", "memory", "cpu", "gpu")  # programs with the option --gib
 
 
 def main(arguments: list[str]) -> int:
@@ -30,8 +30,10 @@ def main(arguments: list[str]) -> int:
         summary = module.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
-    everything = commands.add_parser("all", help="Every program that measures, with its defaults.")
-    everything.add_argument("--gib", help="size of the token files, instead of each program's own")
+    everything = commands.add_parser(
+        "all", help="Run every program that measures, with its defaults."
+    )
+    everything.add_argument("--gib", help="size of the token files (default: each program's own)")
     everything.set_defaults(program="all")
     options = parser.parse_args(arguments)
     if options.program == "all":
