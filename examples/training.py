@@ -70,7 +70,7 @@ def init_state(
 
 
 def _param_sharding(mesh: Mesh, path: Any, param: Any) -> NamedSharding:
-    """The wide layer of each MLP is split over the axis "model", and the embedding over its rows."""
+    """Split the wide layer of each MLP, and the rows of the embedding, over the axis "model"."""
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     spec = P()
     if "model" in mesh.axis_names:
