@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import cold, cpu, first, gpu, memory, report, scale, train, warm
+from benchmarks import cold, compare, cpu, first, gpu, memory, report, scale, train, warm
 
 PROGRAMS = {
     "warm": warm,
@@ -17,9 +17,10 @@ PROGRAMS = {
     "cpu": cpu,
     "gpu": gpu,
     "report": report,
+    "compare": compare,
 }
 
-SIZED = ("warm", "cold", "first", "memory", "cpu", "gpu")  # those that measure on a file of --gib
+SIZED = ("warm", "cold", "first", "memory", "cpu", "gpu")  # programs with the option --gib
 
 
 def main(arguments: list[str]) -> int:
@@ -29,14 +30,16 @@ def main(arguments: list[str]) -> int:
         summary = module.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
-    everything = commands.add_parser("all", help="Every program that measures, with its defaults.")
-    everything.add_argument("--gib", help="size of the token files, instead of each program's own")
+    everything = commands.add_parser(
+        "all", help="Run every program that measures, with its defaults."
+    )
+    everything.add_argument("--gib", help="size of the token files (default: each program's own)")
     everything.set_defaults(program="all")
     options = parser.parse_args(arguments)
     if options.program == "all":
         sized = [] if options.gib is None else ["--gib", options.gib]
         for name in PROGRAMS:
-            if name != "report":
+            if name not in ("report", "compare"):
                 main([name, *(sized if name in SIZED else [])])
     else:
         PROGRAMS[options.program].run(options)

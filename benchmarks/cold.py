@@ -1,9 +1,9 @@
 """cold: how many windows a second come off the disk, against what the disk itself can do?
 
 The page cache is dropped before every turn (/proc/sys/vm/drop_caches; needs root). fio reads 4 KiB at
-random places of the same file, 64 at a time: a window of 2,050 bytes lies in one such page or in two
-next to each other, so a window is one read, every other of them of 8 KiB. How many of those the disk
-can do fio is asked too. Runs at the kernel's read-ahead as it is, and at 128 KiB.
+random places of the same file, 64 reads at a time. A window of 2,050 bytes lies in one page of 4 KiB or
+in two adjacent ones, so a window is one read, and every other read is of 8 KiB; fio also measures that
+mix. All of it runs at the kernel's read-ahead as it is, and at 128 KiB.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import tokenloader as tl
 from benchmarks import contestants, measure, token_file
 
 SHAPE = (32, 1024)
-PAGE = 4096  # that the disk is read in
+PAGE = 4096  # bytes of a page, the least that is read from the disk
 FIO_WINDOWS = "fio, the windows' pages, depth 64"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     token_file.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each turn")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -106,10 +106,9 @@ def _windows_per_second(make: Callable[[], Iterator[Any]], seconds: float) -> fl
 
 
 def _pages_of_windows() -> str:
-    """The option of fio for reads of the pages that windows lie in: one page, or two where it crosses."""
-    crossing = round(
-        100 * 2 * SHAPE[1] / PAGE
-    )  # percent: the first of its 2-byte tokens lies anywhere
+    """The option of fio for reads of the pages that windows lie in: one page, or two at a crossing."""
+    # Percent of the windows that cross into the next page: their first byte lies anywhere in a page.
+    crossing = round(100 * 2 * SHAPE[1] / PAGE)
     return f"--bssplit=4k/{100 - crossing}:8k/{crossing}"
 
 
@@ -125,7 +124,7 @@ def _fio(path: Path, seconds: float, sizes: str) -> float:
 
 @contextmanager
 def _read_ahead(path: Path, kib: int | None) -> Iterator[int | None]:
-    """The read-ahead of the file's disk set to so many KiB, or left as it is; yields what it is."""
+    """Set the read-ahead of the file's disk, unless kib is None; yields the KiB in effect."""
     device = path.stat().st_dev
     setting = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/queue/read_ahead_kb")
     if not setting.exists():

@@ -1,9 +1,9 @@
-"""The ways to feed JAX that are compared, each an endless stream of finished work.
+"""Contestants: ways to feed JAX, each an endless stream of batches.
 
-All yield windows of T + 1 uint16 tokens in random order (each library's own kind of random) as int32
+Every contestant takes windows of T + 1 uint16 tokens in its library's own random order and yields int32
 inputs and targets [B, T], jax arrays on the default device. Each is set up as its own documentation
-advises for this work, and where several set-ups compete, the one that was fastest here is taken: so
-Grain, PyTorch and get_slice send uint16 blocks and widen them under our jit, as we do.
+advises for this work; of several such set-ups, the one that was fastest here was taken. So Grain, PyTorch
+and get_slice send uint16 blocks and widen them under our jit, as we do.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def all_for(path: Path, B: int, T: int) -> dict[str, Stream]:
 def ours(
     path: Path, B: int, T: int, residency: Literal["mmap", "ram"], prefetch: int = 2
 ) -> Iterator[tl.Batch]:
-    """TokenLoader with its defaults, or with the prefetch that suits small batches best."""
+    """TokenLoader with its defaults, or with another prefetch."""
     tokens = tl.open_tokens(path, residency=residency)
     tokens.wait_until_loaded()
     return tl.TokenLoader(tokens, B, T, plan=tl.ShuffledEpochs(0), prefetch=prefetch)
 
 
 def bare_parts(path: Path, B: int, T: int) -> Iterator[Pair]:
-    """The floor: the parts of the pipeline in one loop, and nothing else.
+    """The parts of the pipeline in one loop and nothing else: no thread, plan, state or check.
 
     One numpy call gathers, one device_put transfers, one jit shifts and widens; the starts were drawn
-    beforehand. No thread, no plan, no state, no check.
+    beforehand.
     """
     tokens = np.fromfile(path, np.uint16, offset=_data_offset(path))
     records = as_strided(tokens.view(np.uint8), (len(tokens) - T, 2 * (T + 1)), (2, 1))
@@ -78,9 +78,9 @@ def bare_parts(path: Path, B: int, T: int) -> Iterator[Pair]:
 
 
 def nanogpt(path: Path, B: int, T: int, seed: int = 0) -> Iterator[Pair]:
-    """The get_batch of nanoGPT over to JAX: a memmap, a loop over rows, stack, device_put.
+    """The get_batch of nanoGPT in JAX: a memmap, a loop over rows, stack, device_put.
 
-    Kinder to it than the original, which opens the memmap anew for every batch (against the growth of
+    Faster than the original, which opens the memmap anew for every batch (against the growth of
     resident memory) and widens to int64.
     """
     data = _memmap(path)
@@ -93,9 +93,9 @@ def nanogpt(path: Path, B: int, T: int, seed: int = 0) -> Iterator[Pair]:
 
 
 def committed_array(path: Path, B: int, T: int) -> Iterator[Pair]:
-    """The way out that JAX users arrive at: the tokens as an array committed to the CPU device.
+    """All tokens in a jax.Array that is committed to the CPU device.
 
-    Windows are sliced out of it under one jit on the CPU, and sent to the default device.
+    Windows are sliced out of the array under one jit on the CPU, and sent to the default device.
     """
     cpu = jax.devices("cpu")[0]
     data = jax.device_put(np.fromfile(path, np.uint16, offset=_data_offset(path)), cpu)
@@ -113,7 +113,7 @@ def committed_array(path: Path, B: int, T: int) -> Iterator[Pair]:
 
 
 def get_slice(path: Path, B: int, T: int) -> Iterator[Pair]:
-    """The safetensors library's own lazy reading, a slice a window."""
+    """The lazy reading of the safetensors library, a slice for each window."""
     from safetensors import safe_open
 
     device, make_batch = jax.devices()[0], jax.jit(tl.next_token)
@@ -128,7 +128,7 @@ def get_slice(path: Path, B: int, T: int) -> Iterator[Pair]:
 
 
 def grain_map_dataset(path: Path, B: int, T: int) -> Iterator[Pair]:
-    """Grain's MapDataset over the memmap, and its own device_put with prefetch."""
+    """Grain's MapDataset over the memmap, and Grain's device_put with prefetch."""
     import grain
 
     # One read thread was the fastest of 1, 2, 4 and 16 on 2 cores: the work holds the GIL.
@@ -151,7 +151,7 @@ def torch_loader(path: Path, B: int, T: int, workers: int) -> Iterator[Pair]:
         sampler=RandomSampler(windows, replacement=True, num_samples=10**9),
         collate_fn=np.stack,
         num_workers=workers,
-        # Fork would copy jax's locks in a state that nobody ends.
+        # A fork would copy jax's locks, and one that was held would stay locked for ever.
         multiprocessing_context="forkserver" if workers else None,
         persistent_workers=bool(workers),
     )

@@ -1,7 +1,7 @@
-"""cpu: how many processor seconds does a billion tokens take, ours and each peer's?
+"""cpu: how many processor seconds does a billion tokens take, with tokenloader and with each peer?
 
-Each contestant runs in a process of its own; counted are its user and system time, its worker
-processes included, from after its first batches on. The data is in memory.
+Each contestant runs in a process of its own. Its user and system time, worker processes included, is
+counted from after its first batches. The data is in memory.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ def _seconds(options: argparse.Namespace) -> float:
 
 
 def _used() -> float:
-    """Of this process, its threads, and its children that live or have ended."""
+    """Processor seconds of this process, its threads, and its living children."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime + sum(map(_of_child, _children()))
+    return usage.ru_utime + usage.ru_stime + sum(map(_child_seconds, _children()))
 
 
 def _children() -> list[Path]:
     tasks = Path("/proc/self/task")
     listed = [(task / "children").read_text().split() for task in tasks.iterdir()]
     found = [Path("/proc") / pid for pids in listed for pid in pids]
-    # The fork server's workers are its children, not ours.
+    # The workers of PyTorch's fork server are its children, our grandchildren.
     grand = [(child / "task" / child.name / "children").read_text().split() for child in found]
     return found + [Path("/proc") / pid for pids in grand for pid in pids]
 
 
-def _of_child(process: Path) -> float:
+def _child_seconds(process: Path) -> float:
     fields: list[Any] = (process / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """first: how many seconds from opening the file to the first finished batch, cold?
 
-Each way runs in a process of its own, with the page cache dropped where that is permitted (root). jax
-is started and the transform compiled before the clock is: what is left is what the data costs.
+Each way runs in a process of its own, with the page cache dropped where that is permitted (root). The
+clock starts after jax has started and the transform is compiled, so it measures what the data costs.
 """
 
 from __future__ import annotations

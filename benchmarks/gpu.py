@@ -1,6 +1,6 @@
 """gpu: what the accelerator changes: transfer speed, step overhead with GPT-2 124M, bytes on the bus.
 
-Needs no network and no root, and of packages what tokenloader itself needs:
+The program needs no network, no root, and only the packages that tokenloader needs:
 PYTHONPATH=src python -m benchmarks gpu.
 On a machine without an accelerator it runs on the CPU, to test the program, and writes no result.
 """
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _large_copy(rounds: int) -> float:
-    """What the bus gives: device_put of 512 MiB, GB/s."""
+    """The bus's rate: GB/s of a device_put of 512 MiB."""
     block = np.ones(512 << 20, np.uint8)
     seconds = []
     for _ in range(rounds + 1):
@@ -61,7 +61,7 @@ def _large_copy(rounds: int) -> float:
 
 
 def _throughput(path: Path, B: int, T: int, rounds: int) -> dict[str, Any]:
-    """Finished batches, side by side with the bare parts and nanoGPT's way."""
+    """Rates of finished batches: tokenloader, the bare parts, and nanoGPT's way."""
     everyone = contestants.all_for(path, B, T)
     peers = ("bare parts in a loop", "nanoGPT's way")
     some = {n: make for n, make in everyone.items() if n.startswith("tokenloader") or n in peers}
@@ -80,14 +80,14 @@ def _throughput(path: Path, B: int, T: int, rounds: int) -> dict[str, Any]:
 
 
 def _bytes_per_token(path: Path) -> float:
-    """Of what is handed to jax for a batch of 32x1024, per input token."""
+    """Bytes sent to the device for a batch of 32x1024, per input token."""
     loader = tl.TokenLoader(tl.open_tokens(path), 32, 1024, transform=None)
     with loader:
         return round(next(loader).nbytes / (32 * 1024), 4)
 
 
 def _device_bytes(path: Path) -> dict[str, int]:
-    """The most that a loader holds on the device beyond the batch handed out."""
+    """The most bytes that a loader holds on the device beyond the batch handed out."""
     B, T = 32, 1024
     before, most = measure.device_bytes(), 0
     with tl.TokenLoader(tl.open_tokens(path), B, T) as loader:

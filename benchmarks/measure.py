@@ -1,7 +1,7 @@
-"""Measuring side by side: contestants take turns within each round, and rounds are compared.
+"""Measurement side by side: in each round the contestants take turns.
 
-Machines are shared and noisy, so what is reported of two contestants is the median over rounds of
-their ratio within a round, and never a ratio of times from different minutes.
+Machines are shared and noisy, so two contestants are compared by the median over rounds of their ratio
+within a round, and never by times from different minutes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def alternate(
 ) -> dict[str, list[float]]:
     """Finished batches per second of each contestant in each round.
 
-    A batch is finished when its arrays are ready on the device. Every contestant is made once, and
-    takes batches for `seconds` in each round after a few that do not count; the order rotates.
+    A batch is finished when its arrays are ready on the device. Every contestant is made once. In each
+    round it makes a few batches that do not count, then batches for `seconds`; the order rotates.
     """
     streams = {name: make() for name, make in contestants.items()}
     rates: dict[str, list[float]] = {name: [] for name in streams}
@@ -57,7 +57,7 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on: hardware, system, versions, commit."""
+    """The hardware, system, versions and commit that figures depend on."""
     return {
         "device": str(jax.devices()[0].device_kind),
         "platform": jax.devices()[0].platform,
@@ -74,7 +74,7 @@ def environment() -> dict[str, Any]:
 
 
 def device_bytes() -> int:
-    """Of all jax arrays that are alive."""
+    """Bytes of all jax arrays that are alive."""
     return sum(x.nbytes for x in jax.live_arrays())
 
 
@@ -84,24 +84,27 @@ def can_drop_page_cache() -> bool:
 
 
 def drop_page_cache() -> None:
-    """Forgets what the kernel has cached of all files."""
+    """Makes the kernel forget the cached pages of all files."""
     os.sync()
     _DROP.write_text("1")
 
 
-def write_result(name: str, result: dict[str, Any]) -> Path:
+def write_result(name: str, result: dict[str, Any]) -> None:
     """Writes benchmarks/results/NAME.json, whole or not at all."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    write_json(RESULTS / f"{name}.json", result)
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Writes a result and its environment to a file, whole or not at all."""
     temporary = path.with_suffix(".json.tmp")
     temporary.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n")
     temporary.replace(path)
     print(f"wrote {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-    return path
 
 
 def say(text: str) -> None:
-    """A line of progress, at once."""
+    """Prints a line of progress at once."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -116,7 +119,7 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The code's: results that have changed since do not make it another."""
+    """The commit of the code, marked dirty if the code has changed since; results do not count."""
     commit = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
     return f"{commit}-dirty" if changed else commit

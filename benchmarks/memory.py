@@ -1,8 +1,8 @@
 """memory: how much anonymous memory does a loader take beyond jax's own, in each residency?
 
-Each residency runs in a process of its own, which first runs the same transfers and the same jit on
-a small array: what it holds then is jax's. Anonymous memory (RssAnon) is what the process itself
-holds; mapped pages of the file are not among it, the system takes them back when it needs them.
+Each residency runs in a process of its own, which first runs the same transfers and the same jit on a
+small array; its memory then is counted as jax's. Anonymous memory (RssAnon) leaves out mapped pages of
+the file, which the system takes back when it needs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""report: the README's tables and plots, from benchmarks/results/*.json and from nothing else."""
+"""report: writes the README's tables and plots from benchmarks/results/*.json and nothing else."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def warm_table(result: dict[str, Any]) -> list[str]:
 
 
 def cold(result: dict[str, Any]) -> str:
-    """Against fio and np.memmap, at both read-aheads."""
+    """Windows a second against fio and np.memmap, at both read-aheads."""
     parts = []
     for row in result["rows"]:
         ours, plain = row["tokenloader"], row["np.memmap in a loop"]
@@ -86,14 +86,14 @@ def cold(result: dict[str, Any]) -> str:
 
 
 def first(result: dict[str, Any]) -> str:
-    """Seconds to the first batch, by way."""
+    """Seconds to the first batch, for each way to load."""
     ways = result["seconds"].items()
     told = ", ".join(f"{way}: {'died' if s is None else f'{s:.3f} s'}" for way, s in ways)
     return f"from opening {result['gib']:.2f} GiB to the first batch, cold | {told}"
 
 
 def train(result: dict[str, Any]) -> str:
-    """The step's cost."""
+    """The cost of a step with the loader."""
     return (
         f"a training step with the loader, against one batch that stays on the device | "
         f"{result['loader_over_resident']:.3f} times the time, "
@@ -124,7 +124,7 @@ def scale(result: dict[str, Any]) -> str:
 
 
 def cpu(result: dict[str, Any]) -> str:
-    """Processor seconds, ours and the next."""
+    """Processor seconds of tokenloader, and of the best peer."""
     rows = dict(result["processor_seconds_per_billion_tokens"])
     ours = {name: rows.pop(name) for name in list(rows) if name.startswith("tokenloader")}
     rows.pop("bare parts in a loop", None)
@@ -134,7 +134,7 @@ def cpu(result: dict[str, Any]) -> str:
 
 
 def gpu(result: dict[str, Any]) -> str:
-    """The step's cost on the accelerator, and the bytes on the bus."""
+    """The cost of a step on the accelerator, and the bytes on the bus."""
     step = result["train"]
     return (
         f"a GPT-2 124M step on {result['environment']['device']}, with the loader | "
@@ -159,7 +159,7 @@ def plot_warm(result: dict[str, Any], path: Path) -> None:
     from matplotlib import colormaps, rcParams
     from matplotlib.figure import Figure
 
-    rcParams["svg.hashsalt"] = "tokenloader"  # the same bytes for the same results
+    rcParams["svg.hashsalt"] = "tokenloader"  # equal results give equal bytes
     rows = result["rows"]
     names = list(rows[0]["contestants"])
     figure = Figure(figsize=(9, 4.8), layout="constrained")
@@ -181,7 +181,7 @@ def plot_warm(result: dict[str, Any], path: Path) -> None:
 
 
 def hardware(environment: dict[str, Any]) -> str:
-    """What the numbers were measured on."""
+    """The hardware and versions that the figures were measured with."""
     versions = environment["versions"]
     return (
         f"{environment['processor']}, {environment['cores']} cores, "

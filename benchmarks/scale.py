@@ -1,9 +1,9 @@
 """scale: does opening, a batch, or a resume cost more when the data or the step number is larger?
 
-The files are sparse: their size is real to every offset and every page table, and they take no disk.
-Sizes take turns within each round. And does a host have more to do when there are more of them? Hosts
-are simulated: the loader's own placement, plan and windows, for a mesh of which this process has the
-devices of one host, the last.
+The files are sparse: offsets and page tables see their full size, and they take no disk. Sizes take
+turns within each round. A second table tells whether a host has more to do when there are more hosts:
+they are simulated by the loader's own placement, plan and windows, for a mesh of which this process has
+the devices of the last host.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
                     made = do()
                     took = time.perf_counter() - began
                     if isinstance(made, tl.TokenLoader):
-                        made.close()  # what it prefetches is not to be timed with what comes next
+                        made.close()  # or its prefetching would slow down what is timed next
                     seconds.setdefault(what, {}).setdefault(size, []).append(took)
     table = {
         what: {size: round(1e6 * statistics.median(times), 1) for size, times in by_size.items()}
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _hosts(rounds: int) -> list[dict[str, float]]:
-    """Of one host of many, with SHAPE[0] rows of the global batch on each: what it plans and gathers."""
+    """Time the planning of one host of many; each has SHAPE[0] rows of the global batch."""
     plans: dict[int, Iterator[Steps]] = {}
     placements, seconds = {}, {}
     for hosts in HOSTS:
@@ -83,7 +83,7 @@ def _hosts(rounds: int) -> list[dict[str, float]]:
         plan, num_tokens = tl.ShuffledEpochs(0), token_file.FULL_NUM_TOKENS
         plans[hosts] = plan_steps(plan, num_tokens, placement, 1, 0, None)
         seconds[hosts] = []
-    num_steps = 128  # that plan_steps computes at once
+    num_steps = 128  # the steps that plan_steps computes at once
     for _ in range(rounds):
         for hosts, steps in plans.items():
             began = time.perf_counter()
@@ -105,7 +105,7 @@ def _hosts(rounds: int) -> list[dict[str, float]]:
 
 
 class _LastHost(jax.sharding.Sharding):
-    """Rows split evenly over all devices of many hosts, as the last of them sees it."""
+    """Rows split evenly over the devices of many hosts, as the last host sees them."""
 
     is_fully_addressable = False
 

@@ -1,4 +1,4 @@
-"""A token file of the size this was made for, or of any other, without holding it in memory."""
+"""Writes a token file of any size without holding it in memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import numpy as np
 
 from benchmarks.measure import say
 
-FULL_NUM_TOKENS = (
-    10_248_871_837  # train.safetensors of gpjt/fineweb-gpt2-tokens: 20,497,743,770 bytes
-)
-_HEADER_BYTES = 88  # as that file has it
+# train.safetensors of gpjt/fineweb-gpt2-tokens: 20,497,743,770 bytes, with a header of 88.
+FULL_NUM_TOKENS = 10_248_871_837
+_HEADER_BYTES = 88
 _CHUNK_TOKENS = 32 << 20
 
 
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser, gib: float | None = None) -> 
 
 @contextmanager
 def made(options: argparse.Namespace) -> Iterator[Path]:
-    """The file that the options ask for; one written for this is deleted afterwards."""
+    """Yields the file of --file, or one of the size of --gib, which is deleted afterwards."""
     if options.file is not None:
         yield options.file
         return
@@ -43,16 +42,17 @@ def made(options: argparse.Namespace) -> Iterator[Path]:
 
 
 def size_of(options: argparse.Namespace) -> int:
-    """Bytes of the tokens, or with --file of the file."""
+    """Bytes of the tokens; with --file, bytes of the file."""
     if options.file is not None:
         return int(options.file.stat().st_size)
     return 2 * FULL_NUM_TOKENS if options.gib is None else int(options.gib * 2**30) // 2 * 2
 
 
 def write(path: Path, num_tokens: int = FULL_NUM_TOKENS) -> None:
-    """Writes tokens uint16 [num_tokens] as safetensors: GPT-2 ids without structure.
+    """Writes random GPT-2 ids, uint16 [num_tokens], as safetensors.
 
-    One random chunk over and over, each time rotated: no two windows are alike, at the disk's speed.
+    One random chunk is written over and over, rotated each time: no two windows are alike, and the
+    writing is as fast as the disk.
     """
     chunk = np.random.default_rng(0).integers(0, 50257, _CHUNK_TOKENS, dtype=np.uint16)
     with path.open("wb") as file:
@@ -62,7 +62,7 @@ def write(path: Path, num_tokens: int = FULL_NUM_TOKENS) -> None:
 
 
 def header(num_tokens: int) -> bytes:
-    """What comes before the tokens."""
+    """The bytes of the file before its tokens."""
     entry = {"dtype": "U16", "shape": [num_tokens], "data_offsets": [0, 2 * num_tokens]}
     text = json.dumps({"tokens": entry}, separators=(",", ":")).encode().ljust(_HEADER_BYTES)
     return len(text).to_bytes(8, "little") + text

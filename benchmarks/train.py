@@ -1,7 +1,7 @@
 """train: what does a training step cost with the loader, against the same step on a resident batch?
 
-A real step of the example's GPT-2: forward, backward, AdamW. Both loops run the same compiled step, in
-turns; "resident" gives it one batch that stays on the device.
+The step is that of the example's GPT-2: forward, backward, AdamW. Two loops run the same compiled step in
+turns: "loader" takes its batches from a loader, "resident" has one batch that stays on the device.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import tokenloader as tl
 from benchmarks import measure, token_file
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-# Two cores do a step of this in two seconds; an accelerator takes the 124M model.
+# Two cores take two seconds for a step of SMALL; an accelerator runs GPT2, the 124M model.
 SMALL = {"num_layers": 2, "num_heads": 4, "width": 256, "batch_size": 8, "seq_len": 256}
 GPT2 = {"num_layers": 12, "num_heads": 12, "width": 768, "batch_size": 32, "seq_len": 1024}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=2, help="of each loop in each round")
+    parser.add_argument("--steps", type=int, default=2, help="steps of each loop in each round")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def measure_step(path: Path, rounds: int, steps: int) -> dict[str, Any]:
-    """Seconds a step, with the loader and with a resident batch, and their ratio by round."""
+    """The time of a step with the loader and with a resident batch, and the ratio of the two."""
     shape = SMALL if jax.default_backend() == "cpu" else GPT2
     B, T = shape["batch_size"], shape["seq_len"]
     step, state = _train_step(shape)
@@ -63,7 +63,7 @@ def measure_step(path: Path, rounds: int, steps: int) -> dict[str, Any]:
                 batch = sources[name]()
                 state, loss = step(state, batch.inputs, batch.targets)
             jax.block_until_ready(loss)
-            if turn:  # the first is for compiling
+            if turn:  # the first turn compiles
                 seconds[name].append((time.perf_counter() - began) / steps)
                 if name == "loader":
                     waited += loader.stats.wait_seconds - before
@@ -92,7 +92,7 @@ def _train_step(shape: dict[str, int]) -> tuple[Callable[..., Any], Any]:
     def step(state: Any, inputs: jax.Array, targets: jax.Array) -> tuple[Any, jax.Array]:
         params, mean, square, count = state
         loss, gradient = jax.value_and_grad(loss_of)(params, inputs, targets)
-        # AdamW written out, so that a machine without optax measures the same step.
+        # AdamW is written out, so that a machine without optax measures the same step.
         mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
         square = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, square, gradient)
         count = count + 1

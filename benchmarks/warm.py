@@ -1,7 +1,7 @@
 """warm: how many tokens a second come out, finished on the device, when the data is in memory?
 
-The file is written by the program and read once before, so that it is in the page cache; "ram", the
-bare parts and the CPU jax.Array hold it in memory of their own.
+The program writes a token file and reads it once, so that it is in the page cache; "ram", the bare parts
+and the CPU jax.Array hold the tokens in memory of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     token_file.add_arguments(parser, gib=1.0)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
-        "--seconds", type=float, default=0.5, help="of each contestant in each round"
+        "--seconds", type=float, default=0.5, help="time of each contestant in each round"
     )
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: the training state, and with it the loader's, which is a small dict.
+"""Checkpoints of a run: the training state together with the loader's state, which is a small dict.
 
-Both are those after the same step, so a run that was killed goes on with the batch that follows its
-last checkpoint: none is trained on twice, and none is left out.
+Both states are saved after the same step, so a run that was killed goes on with the batch that follows
+its last checkpoint: no batch is trained on twice, and none is left out.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 import tokenloader as tl
-from update import State
+from training import State
 
 Settings = dict[str, Any]  # JSON-able: what decides the outcome of a run
 
 
 def open_checkpoints(out: Path) -> ocp.CheckpointManager:
-    """Of the run in folder `out`. The last two are kept; closing it waits for a save under way."""
+    """Open the checkpoints of the run in folder `out`; the last two are kept.
+
+    Closing the manager waits for a save under way.
+    """
     return ocp.CheckpointManager(
         (out / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
     )
@@ -32,7 +35,7 @@ def save(
     loader: tl.TokenLoader,
     settings: Settings,
 ) -> None:
-    """Save what is after `step`. Copies it off the device, and writes it in the background."""
+    """Save the states after `step`: copied off the devices now, written in the background."""
     items = ocp.args.Composite(
         train=ocp.args.StandardSave(state),
         loader=ocp.args.JsonSave(loader.get_state()),
@@ -44,10 +47,10 @@ def save(
 def restore(
     checkpoints: ocp.CheckpointManager, state: State, loader: tl.TokenLoader, settings: Settings
 ) -> tuple[State, int]:
-    """The state after the last checkpoint's step, and that step; moves the loader there as well.
+    """The state of the last checkpoint, and its step; the loader is moved there as well.
 
-    Where there is no checkpoint, the given state and 0. The given state otherwise says of what
-    shape and on which devices the arrays are.
+    The given state tells the shapes of the arrays and the devices they belong on. Where there is no
+    checkpoint, it is returned as it is, with step 0.
 
     Raises: ValueError if the run was begun with other settings or other data.
     """

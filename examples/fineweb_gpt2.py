@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -29,21 +28,21 @@ from jax.sharding import PartitionSpec as P
 import tokenloader as tl
 
 try:
-    import matplotlib  # noqa: F401 (draws the plot at the end; better missed now than then)
+    import matplotlib  # noqa: F401 (draws the plot at the end; say now that it is missing)
 
     import checkpoints
-    import evaluation
     import gpt2
+    import options
     import run_log
     import stdlib_corpus
-    import update
+    import training
 except ModuleNotFoundError as error:
     sys.exit(f'{error.name} is not installed: in the clone, pip install ".[examples]"')
 
 FINEWEB = "hf://datasets/gpjt/fineweb-gpt2-tokens"
 
-# The other defaults of --demo: of what was tried, the lowest validation loss within two minutes on
-# two cores. In so short a time, many small steps of a shallow model do better than few of a deep one.
+# The defaults under --demo: they gave the lowest validation loss of those tried, within two minutes
+# on two cores. In so short a time, many small steps of a shallow model beat few of a deep one.
 DEMO = {
     "out": Path("runs/demo"),
     "vocab_size": stdlib_corpus.VOCAB_SIZE,
@@ -61,7 +60,7 @@ DEMO = {
     "checkpoint_every": 600,
 }
 
-# What decides the outcome of a run. It goes on only with the settings it was begun with.
+# These settings decide the outcome of a run, so it goes on only with those it was begun with.
 MODEL_SETTINGS = ("vocab_size", "seq_len", "layers", "heads", "width")
 TRAINING_SETTINGS = ("steps", "batch_size", "learning_rate", "warmup_steps", "seed", "eval_tokens")
 
@@ -80,7 +79,7 @@ def main() -> None:
         axis_types=(jax.sharding.AxisType.Auto,),
         devices=jax.local_devices(),
     )
-    replicated, by_rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    by_rows = NamedSharding(mesh, P("data"))
 
     loader = tl.TokenLoader(
         tl.open_tokens(args.data, dtype=args.dtype),
@@ -93,29 +92,21 @@ def main() -> None:
     if largest_id >= args.vocab_size:
         sys.exit(f"the data has token id {largest_id}; --vocab-size {args.vocab_size} is too small")
 
-    config = gpt2.Config(
-        vocab_size=args.vocab_size,
-        seq_len=args.seq_len,
-        num_layers=args.layers,
-        num_heads=args.heads,
-        width=args.width,
-        dtype=jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16,
-    )
-    schedule = update.learning_rate_schedule(args.learning_rate, args.warmup_steps, args.steps)
-    optimizer = update.adamw(schedule)
-    parts = update.count_micro_batches(args.batch_size, mesh.size, args.micro_batch)
-    train_step = update.make_train_step(config, optimizer, schedule, mesh, parts)
-    init_state = partial(update.init_state, config, optimizer, args.seed)
-    state = jax.jit(init_state, out_shardings=replicated)()
+    config = options.model_config(args)
+    schedule = training.learning_rate_schedule(args.learning_rate, args.warmup_steps, args.steps)
+    optimizer = training.adamw(schedule)
+    parts = training.count_micro_batches(args.batch_size, mesh.size, args.micro_batch)
+    loss_and_gradient = training.accumulate(training.batch_loss(config), mesh, parts)
+    train_step = training.make_train_step(loss_and_gradient, optimizer, schedule)
+    state = training.init_state(config, optimizer, mesh, args.seed)
 
     evaluate = None
     if args.validation:
         evaluate = partial(
-            evaluation.mean_loss,
-            evaluation.make_eval_step(config, mesh),
+            training.mean_loss,
+            config,
             tokens=open_validation(args),
             batch_size=args.batch_size // parts,  # fits into memory: it does in training
-            seq_len=args.seq_len,
             sharding=by_rows,
         )
 
@@ -136,13 +127,13 @@ def main() -> None:
 
 def train(
     args: argparse.Namespace,
-    state: update.State,
+    state: training.State,
     start: int,
     loader: tl.TokenLoader,
-    train_step: update.TrainStep,
-    evaluate: Callable[[gpt2.Params], float] | None,
-    save: Callable[[int, update.State], None],
-) -> update.State:
+    train_step: training.TrainStep,
+    evaluate: Callable[[gpt2.Params], tuple[float, int]] | None,
+    save: Callable[[int, training.State], None],
+) -> training.State:
     """The training loop, from the step after `start` to the last one or to a stop signal."""
     watch = run_log.Stopwatch(loader)
     previous = None
@@ -150,8 +141,8 @@ def train(
         for step, batch in zip(range(start + 1, args.steps + 1), loader, strict=False):
             state, metrics = train_step(state, batch.inputs, batch.targets)
 
-            # JAX returns before the work is done. This keeps the loop one step ahead of the devices:
-            # they always have work, and a wait for data is a wait they would notice too.
+            # JAX returns before the work is done. Waiting for the step before keeps the loop one step
+            # ahead of the devices: they always have work, and a wait for data stalls them as well.
             jax.block_until_ready(previous)
             previous = metrics
 
@@ -161,7 +152,7 @@ def train(
                 values = {name: float(value) for name, value in jax.device_get(metrics).items()}
                 row = {"step": step, **values, **watch.rates()}
                 if is_evaluated:
-                    row["val_loss"] = evaluate(state["params"])
+                    row["val_loss"], _ = evaluate(state["params"])
                     watch.restart()
                 run_log.append(args.out / "metrics.jsonl", row)
                 print(run_log.progress_line(row, args.steps), flush=True)
@@ -175,16 +166,16 @@ def train(
 
 
 def open_validation(args: argparse.Namespace) -> tl.TokenArray:
-    """The tokens to evaluate on, the same ones every time."""
+    """The validation tokens, or with --eval-tokens the first so many targets of them."""
     tokens = tl.open_tokens(args.validation, dtype=args.dtype)
     if not args.eval_tokens:
         return tokens
-    return tl.open_tokens(tokens[: args.eval_tokens + 1])  # n targets are of n + 1 tokens
+    return tokens.view(0, min(args.eval_tokens + 1, len(tokens)))  # n targets are of n + 1 tokens
 
 
 @contextmanager
 def stop_signal() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets. A second one ends the program as it always did."""
+    """Yields an event that Ctrl-C or SIGTERM sets. A second signal ends the program at once."""
     event = threading.Event()
 
     def on_signal(number: int, frame: Any) -> None:
@@ -200,7 +191,7 @@ def stop_signal() -> Iterator[threading.Event]:
 
 
 def report(args: argparse.Namespace, config: gpt2.Config, params: gpt2.Params) -> None:
-    """The plot; after a demo also what its loss is worth, and a sample."""
+    """Draw the losses; after a demo, print how its loss compares with bigrams', and a sample."""
     rows = run_log.read(args.out / "metrics.jsonl")
     if not args.demo:
         run_log.plot(rows, args.out / "loss.png")
@@ -230,7 +221,7 @@ def report(args: argparse.Namespace, config: gpt2.Config, params: gpt2.Params) -
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The defaults are a whole run of GPT-2 124M, or with --demo those of the demo."""
+    """Options whose defaults are a whole run of GPT-2 124M, or with --demo those of the demo."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -257,28 +248,20 @@ def parse_arguments() -> argparse.Namespace:
         metavar="FILE",
         help="the same, to evaluate on; with --data and without this there is no evaluation",
     )
-    group.add_argument("--dtype", help="of files without a header, for example uint16")
+    group.add_argument("--dtype", help="dtype of files without a header, for example uint16")
 
-    def add(name: str, default: int | float | Path, text: str) -> None:
-        text += " (default: %(default)s)"
-        group.add_argument(name, type=type(default), default=default, help=text)
-
-    group = parser.add_argument_group("model")
-    add("--vocab-size", 50257, "number of token ids")
-    add("--seq-len", 1024, "tokens in a sequence")
-    add("--layers", 12, "blocks")
-    add("--heads", 12, "attention heads in a block")
-    add("--width", 768, "of the residual stream")
-
+    options.add_model(parser)
     group = parser.add_argument_group("training")
+    add = partial(options.add, group)
     add("--steps", 19_000, "updates in all; ten billion tokens with the other defaults")
     add("--batch-size", 512, "sequences in an update, over all devices")
     add("--micro-batch", 8, "most sequences on a device at a time; lower it if memory runs out")
-    add("--learning-rate", 6e-4, "the highest")
-    add("--warmup-steps", 2000, "updates until it is reached")
+    add("--learning-rate", 6e-4, "peak learning rate")
+    add("--warmup-steps", 2000, "updates until the peak")
     add("--seed", 0, "for the first parameters and the order of the data")
 
     group = parser.add_argument_group("run")
+    add = partial(options.add, group)
     add("--out", Path("runs/fineweb"), "folder of the run; the run in it, if any, is continued")
     group.add_argument("--fresh", action="store_true", help="first delete the run in --out")
     add("--log-every", 10, "steps between lines in metrics.jsonl")

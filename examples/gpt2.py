@@ -43,7 +43,7 @@ class Config:
 
 
 def init(config: Config, key: jax.Array) -> Params:
-    """Random parameters: normal, GPT-2's 0.02 at width 768, and wider for narrower layers."""
+    """Random normal parameters: standard deviation 0.02 at width 768, as GPT-2; more when narrower."""
     D = config.width
     keys = iter(jax.random.split(key, 2 + 4 * config.num_layers))
     std = 0.02 * (768 / D) ** 0.5
@@ -76,12 +76,12 @@ def init(config: Config, key: jax.Array) -> Params:
 
 
 def decay_mask(params: Params) -> Params:
-    """Where weight decay applies: matrices and embeddings, not biases and norms (nanoGPT's rule)."""
+    """Mark the parameters that decay: matrices and embeddings, not biases and norms (nanoGPT's rule)."""
     return jax.tree.map(lambda p: p.ndim >= 2, params)
 
 
 def forward(params: Params, tokens: jax.Array, config: Config) -> jax.Array:
-    """Logits [B, T, V], in config.dtype, of what follows each of `tokens`, int [B, T]."""
+    """Logits of the token that follows each of `tokens`, int [B, T]: config.dtype [B, T, V]."""
     # Cast after the look-up: its gradient adds up thousands of rows, which needs float32.
     x = params["token_embedding"][tokens] + params["position_embedding"][: tokens.shape[1]]
     x = x.astype(config.dtype)
@@ -95,7 +95,7 @@ def forward(params: Params, tokens: jax.Array, config: Config) -> jax.Array:
 def loss_per_token(
     params: Params, inputs: jax.Array, targets: jax.Array, config: Config
 ) -> jax.Array:
-    """Negative log-likelihood of each target in nats, float32 [B, T]."""
+    """The negative log-likelihood of each target in nats, float32 [B, T]."""
     return _cross_entropy(forward(params, inputs, config), targets, config.vocab_size)
 
 
@@ -109,16 +109,16 @@ def sample(
     num_tokens: int,
     temperature: float = 0.8,
 ) -> jax.Array:
-    """Tokens that continue `prompt`, int [at most seq_len]: int32 [num_tokens].
+    """Sample tokens that continue `prompt`, int [at most seq_len]: int32 [num_tokens].
 
-    Runs the whole window for every token, which is wasteful and short; serious sampling keeps
-    the keys and values of earlier positions.
+    The whole window is computed again for every token: slow, but short. Serious sampling keeps the
+    keys and values of earlier positions.
     """
     length = prompt.shape[0]
     window = jnp.zeros(config.seq_len, jnp.int32).at[:length].set(prompt)
 
     def next_token(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[Any, jax.Array]:
-        # What stands in the window from `length` on does not matter: attention is causal.
+        # The window's content from `length` on does not matter: attention is causal.
         window, length = carry
         logits = forward(params, window[None], config)[0, length - 1, : config.vocab_size]
         token = jax.random.categorical(key, logits.astype(jnp.float32) / temperature)
@@ -136,20 +136,20 @@ def sample(
 def _cross_entropy(logits: jax.Array, targets: jax.Array, vocab_size: int) -> jax.Array:
     """Softmax cross-entropy in float32, without a float32 array of the logits' size.
 
-    The logits are by far the largest array of a step. `checkpoint` keeps them alone, in their own
-    dtype, for the backward pass, and computes the rest again: elementwise work, which the compiler
-    fuses into the sums. Comparing with all ids rather than indexing serves the same end: the
-    gradient of indexing is a scatter into one more array of that size.
+    The logits are by far the largest array of a step. `checkpoint` keeps only them for the backward
+    pass, in their own dtype, and computes the rest again: elementwise work, which the compiler fuses
+    into the sums. Targets are found by comparison with all ids, because the gradient of indexing is
+    a scatter into one more array of that size.
     """
     ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    # Padding of the vocabulary must not take any of the probability.
+    # The padding of the vocabulary must not take any of the probability.
     logits = jnp.where(ids < vocab_size, logits.astype(jnp.float32), -jnp.inf)
-    of_target = jnp.where(ids == targets[..., None], logits, 0.0).sum(axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1) - of_target
+    target_logits = jnp.where(ids == targets[..., None], logits, 0.0).sum(axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - target_logits
 
 
 def _layer_norm(p: Params, x: jax.Array) -> jax.Array:
-    """Computed in float32 whatever the activations are: a mean of many small numbers."""
+    """Layer norm, computed in float32 whatever x is: it takes a mean of many small numbers."""
     y = x.astype(jnp.float32)
     y = y - y.mean(axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + 1e-5)
@@ -163,8 +163,8 @@ def _linear(p: Params, x: jax.Array) -> jax.Array:
 def _attention(p: Params, x: jax.Array, num_heads: int) -> jax.Array:
     B, T, D = x.shape
     qkv = _linear(p["qkv"], x).reshape(B, T, 3, num_heads, D // num_heads)
-    # cuDNN's fused attention never holds the scores [B, H, T, T]. It is for GPUs and takes 16-bit
-    # inputs only; None is XLA's own.
+    # cuDNN's fused attention never holds the scores [B, H, T, T]. It needs a GPU and 16-bit inputs;
+    # None chooses XLA's own attention.
     fused = jax.default_backend() == "gpu" and x.dtype == jnp.bfloat16
     y = jax.nn.dot_product_attention(
         *jnp.unstack(qkv, axis=2),  # queries, keys, values: each [B, T, H, D / H]

@@ -1,6 +1,6 @@
-"""What a run leaves behind to look at: a progress line, metrics.jsonl, and a plot of the losses.
+"""The log of a run: progress lines on screen, metrics.jsonl, and a plot of the losses.
 
-metrics.jsonl has one JSON object a line, one line a logged step. A resumed run first drops the
+metrics.jsonl has a JSON object a line and a line for each logged step. A resumed run first drops the
 lines past the checkpoint it goes on from, so that the file has each step once.
 """
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]  # step, loss, learning_rate, ..., tokens_per_second, wait_
 
 
 class Stopwatch:
-    """How fast a loop consumes a loader, and what share of its time goes in waiting for data."""
+    """Measures how fast a loop consumes a loader, and what share of its time it waits for data."""
 
     def __init__(self, loader: tl.TokenLoader) -> None:
         self._loader = loader
@@ -29,7 +29,7 @@ class Stopwatch:
         self._began, self._before = time.perf_counter(), self._loader.stats
 
     def rates(self) -> Row:
-        """Of the interval up to now; the next one begins here."""
+        """Tokens a second and the share of waiting since the interval began; begins the next one."""
         began, before = self._began, self._before
         self.restart()
         seconds, now = self._began - began, self._before
@@ -40,7 +40,7 @@ class Stopwatch:
 
 
 def progress_line(row: Row, num_steps: int) -> str:
-    """One row for a person to read."""
+    """A row as a line for a person to read."""
     line = (
         f"step {row['step']:>{len(str(num_steps))}}/{num_steps}"
         f"   loss {row['loss']:.4f}   lr {row['learning_rate']:.2e}"
@@ -50,20 +50,20 @@ def progress_line(row: Row, num_steps: int) -> str:
 
 
 def append(path: Path, row: Row) -> None:
-    """Add a row to the file."""
+    """Append a row to the file."""
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
 def read(path: Path) -> list[Row]:
-    """All rows of the file; none where there is no file yet."""
+    """Read all rows of the file; none where there is no file yet."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def drop_after(path: Path, step: int) -> None:
     """Keep the rows up to `step`, itself included."""
     kept = [row for row in read(path) if row["step"] <= step]
-    # Under a temporary name, then renamed: a kill at this moment loses nothing.
+    # Write under a temporary name, then rename: a kill at this moment loses nothing.
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
     temporary.replace(path)

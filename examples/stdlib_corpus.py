@@ -4,20 +4,20 @@ Each file is a document: its bytes (ids 0 to 255), then the end-of-text id 256. 
 twenty is set aside for validation, chosen by a hash of its path, so the split does not depend on the
 order of the files or on luck, and no document is on both sides of it.
 
-The bigram model at the end says what a validation loss is worth: it knows how often each byte follows
-each other byte in the training documents, and nothing else. A model that has learnt anything about
-Python scores well below it.
+A bigram model is what a validation loss is compared with: it knows how often each byte follows each
+other byte in the training documents, and nothing else. A model that has learnt anything about Python
+has a loss well below the bigrams'.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import sysconfig
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+
+import tokenloader as tl
 
 END_OF_TEXT = 256
 VOCAB_SIZE = 257  # 256 bytes and the end of text
@@ -44,7 +44,7 @@ def stdlib_sources(root: Path) -> list[Path]:
 
 
 def is_validation(relative_path: Path) -> bool:
-    """Whether a document is set aside. Depends on its path alone, so every run agrees."""
+    """Whether a document is set aside: its path alone decides, so every run agrees."""
     digest = hashlib.blake2b(relative_path.as_posix().encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % VALIDATION_ONE_IN == 0
 
@@ -62,23 +62,17 @@ def write_stdlib_tokens(folder: Path) -> tuple[Path, Path]:
     written = {}
     for split, parts in documents.items():
         written[split] = folder / f"stdlib-{split}.safetensors"
-        # Under a temporary name, then renamed: a file with the final name is always a whole file.
-        temporary = written[split].with_suffix(f".{os.getpid()}.tmp")
-        try:
-            save_file({"tokens": np.concatenate(parts)}, temporary)
-            temporary.replace(written[split])
-        finally:
-            temporary.unlink(missing_ok=True)
+        tl.write_tokens(written[split], parts)
     return written["train"], written["validation"]
 
 
 def decode(tokens: list[int]) -> str:
-    """The text of token ids; what is not UTF-8 shows as the replacement character."""
+    """Decode token ids to text; bytes that are not UTF-8 become the replacement character."""
     return bytes(token for token in tokens if token < END_OF_TEXT).decode(errors="replace")
 
 
 def bigram_loss(train: np.ndarray, validation: np.ndarray, smoothing: float = 0.1) -> float:
-    """Mean negative log-likelihood, in nats, of validation[1:] under a bigram model of `train`.
+    """The mean negative log-likelihood, in nats, of validation[1:] under a bigram model of `train`.
 
     Args:
         train, validation: token ids, 1-D, of any integer type.

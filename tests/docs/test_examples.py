@@ -20,19 +20,23 @@ SHORT = ["--steps", "4", "--log-every", "1", "--eval-every", "3", "--eval-tokens
 SHORT += ["--checkpoint-every", "2"]
 
 
-def run(out, *arguments, devices=1):
-    command = [sys.executable, EXAMPLES / "fineweb_gpt2.py", "--out", out, *arguments]
-    flags = f"--xla_force_host_platform_device_count={devices}"
+def start(program, *arguments, env=os.environ):
     finished = subprocess.run(
-        list(map(str, command)),
+        list(map(str, [sys.executable, EXAMPLES / program, *arguments])),
         capture_output=True,
         text=True,
         check=False,
         timeout=110,
-        env={**os.environ, "XLA_FLAGS": flags},
+        env=env,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout
+
+
+def run(out, *arguments, devices=1):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    env = {**os.environ, "XLA_FLAGS": flags}
+    return start("fineweb_gpt2.py", "--out", out, *arguments, env=env)
 
 
 def rows(out, *names):
@@ -44,6 +48,40 @@ def rows(out, *names):
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     return out, run(out, "--demo", *SHORT)
+
+
+def test_the_short_run_goes_on_exactly_as_it_would_have(tmp_path):
+    data = tmp_path / "train.bin"
+    np.random.default_rng(0).integers(0, 50, 50_000, dtype=np.uint16).tofile(data)
+    arguments = [data, "--dtype=uint16", "--vocab-size=50", "--log-every=1"]
+
+    def train(out, num_steps):
+        said = start("train.py", *arguments, f"--steps={num_steps}", "--out", tmp_path / out)
+        said = said.splitlines()
+        assert said[0] == "49,500 tokens to train on, 500 for validation"
+        return said[1:]
+
+    whole = train("whole", 8)
+    assert len(whole) == 9
+    train("cut", 4)
+    assert train("cut", 8) == ["continuing after step 4", *whole[4:]]
+
+
+def test_the_short_run_refuses_token_ids_that_the_model_has_not(tmp_path):
+    np.save(tmp_path / "train.npy", np.full(10_000, 70, np.uint16))
+    with pytest.raises(AssertionError, match="token ids of 70 or more; pass a larger --vocab-size"):
+        start("train.py", tmp_path / "train.npy", "--vocab-size=70", "--out", tmp_path / "run")
+
+
+def test_the_short_run_is_short():
+    assert len((EXAMPLES / "train.py").read_text().splitlines()) < 120
+
+
+def test_the_reading_list_has_every_file_once():
+    listed = re.findall(
+        r"^\| \[`.*`\]\((.*)\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 def test_the_demo_tells_its_loss_that_of_bigrams_and_a_sample(demo):
@@ -99,25 +137,12 @@ def test_other_token_files_train_on_eight_devices(demo, tmp_path):
 def test_several_processes_train_on_one_mesh_and_another_number_of_them_goes_on(tmp_path):
     arguments = ["--steps=4", "--checkpoint-every=2", "--seq-len=16", "--width=16", "--layers=1"]
 
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+
     def train(out, num_processes):
-        command = [
-            sys.executable,
-            EXAMPLES / "multihost.py",
-            "--loopback",
-            num_processes,
-            "--out",
-            out,
-        ]
-        finished = subprocess.run(
-            list(map(str, command + arguments)),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
-            env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
-        )
-        assert finished.returncode == 0, finished.stderr[-3000:]
-        lines = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
+        loopback = ["--loopback", num_processes, "--out", out]
+        said = start("multihost.py", *loopback, *arguments, env=env)
+        lines = [line for line in said.splitlines() if "Gloo" not in line]
         assert re.fullmatch(r".*loss [0-9.]+ over 20,000 targets, each counted once", lines[-1])
         losses = [re.search(r"loss ([0-9.]+)", line) for line in lines]
         return lines, [float(match[1]) for match in losses if match]
