@@ -26,16 +26,13 @@ class Stretch(NamedTuple):
 class BatchSizeSchedule:
     """The batch sizes of a run, each from a step on.
 
-    Args:
-        stretches: in the order of their steps, the first from step 0 on. The last has no end.
-
     Example:
         >>> schedule = BatchSizeSchedule.constant(32).changed(step=1000, batch_size=64)
         >>> schedule.samples(999), schedule.samples(1000), schedule.samples(10**6)
         (range(31968, 32000), range(32000, 32064), range(63968000, 63968064))
     """
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[Stretch, ...]  # in order, from step 0 on; the last has no end
 
     @classmethod
     def constant(cls, batch_size: int) -> BatchSizeSchedule:
@@ -69,26 +66,16 @@ class Cursor(NamedTuple):
     """Where a run is: a plan, the batch sizes of its steps, and the next step. Made by `Cursor.begin`.
 
     A value: to move is to make another, so no interrupt finds one half moved.
-
-    Attributes:
-        plan: bound to the run's tokens.
-        schedule: batch sizes of all steps, past and to come.
-        step: the next step to hand out.
-        stop_step: the first step that the plan has no batch for; None: it never ends.
     """
 
     plan: BoundPlan
-    schedule: BatchSizeSchedule
-    step: int
-    stop_step: int | None
+    schedule: BatchSizeSchedule  # of all steps, past and to come
+    step: int  # the next to hand out
+    stop_step: int | None  # the first that the plan has no batch for; None: it never ends
 
     @classmethod
     def begin(cls, plan: BoundPlan, batch_size: int) -> Cursor:
-        """Returns the cursor of a run that begins.
-
-        Raises:
-            ValueError: the plan ends before its first full batch.
-        """
+        """Returns the cursor of a run that begins; ValueError if it ends before its first full batch."""
         cursor = cls.at(plan, BatchSizeSchedule.constant(batch_size), 0)
         if cursor.ended:
             raise ValueError(
@@ -130,13 +117,9 @@ class Cursor(NamedTuple):
             raise ValueError(f"step {step} is negative; steps are counted from 0")
         samples = self.schedule.samples(step)
         if samples.stop > 2**63:
-            raise ValueError(
-                f"step {step} begins with sample {samples.start}; samples end at 2**63"
-            )
+            raise ValueError(f"step {step} begins with sample {samples.start}; samples end at 2**63")
         if self.stop_step is not None and step >= self.stop_step:
-            raise ValueError(
-                f"step {step} is past the end: {self.plan.key(samples.start)} ends before it"
-            )
+            raise ValueError(f"step {step} is past the end: {self.plan.key(samples.start)} ends before it")
         return np.arange(samples.start, samples.stop, dtype=np.int64)
 
     def window_starts(self, step: int) -> NDArray[np.int64]:

@@ -178,9 +178,7 @@ def _as_ranges(sources: list[range | Sized]) -> list[range]:
                 f"the one token axis, or all by TokenArrays"
             )
         if isinstance(source, range) and (source.step != 1 or not 0 <= source.start < source.stop):
-            raise ValueError(
-                f"Mixture: {source}; expected a range(start, stop) with 0 <= start < stop"
-            )
+            raise ValueError(f"Mixture: {source}; expected a range(start, stop) with 0 <= start < stop")
     ranges = [source for source in sources if isinstance(source, range)]
     if ranges:
         return ranges

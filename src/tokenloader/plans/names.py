@@ -18,29 +18,23 @@ _SIMPLE_PLANS: dict[str, type[RandomWindows | ShuffledEpochs | SequentialWindows
 
 
 def bind_named(key: str, until_sample: int, num_tokens: int, seq_len: int) -> BoundPlan:
-    """Returns the plan, bound, that a saved state calls by a key: one of tokenloader's own.
+    """Returns the plan, bound, that a saved state calls by a key; num_epochs, no part of it, is None.
 
-    Its num_epochs is None, which is no part of its key.
-
-    Raises:
-        ValueError: the key is another plan's, or none; or the plan does not fit the tokens.
+    Raises ValueError if the key is none of tokenloader's own plans, or the plan does not fit the tokens.
     """
-    try:
-        plan = _plan(ast.parse(key, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise _unknown(key) from error
-    bound = plan.bind(num_tokens, seq_len)
-    if bound.key(until_sample) != key:  # written in another way than keys are
-        raise _unknown(key)
-    return bound
-
-
-def _unknown(key: str) -> ValueError:
-    return ValueError(
+    unknown = ValueError(
         f"state: plan is {key}, which is none of {', '.join(_SIMPLE_PLANS)} and Mixture, so its windows "
         f"cannot be told from the state alone; in Python, make a TokenLoader with that plan, "
         f"set_state(state), and ask its window_starts(step) and window_tokens(step)"
     )
+    try:
+        plan = _plan(ast.parse(key, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise unknown from error
+    bound = plan.bind(num_tokens, seq_len)
+    if bound.key(until_sample) != key:  # written in another way than keys are
+        raise unknown
+    return bound
 
 
 def _plan(node: ast.expr) -> Plan:

@@ -45,9 +45,7 @@ def permute(index: NDArray[np.uint64], n: int, key: NDArray[np.uint64]) -> NDArr
     return out
 
 
-def _encipher(
-    index: NDArray[np.uint64], a: int, b: int, key: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
+def _encipher(index: NDArray[np.uint64], a: int, b: int, key: NDArray[np.uint64]) -> NDArray[np.uint64]:
     sizes = np.uint64(a), np.uint64(b)
     high = index // sizes[1]
     halves = [high, index - high * sizes[1]]

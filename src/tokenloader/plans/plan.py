@@ -49,8 +49,7 @@ class Plan(ABC):
     def bind(self, num_tokens: int, seq_len: int) -> BoundPlan:
         """Returns the plan for a token axis of num_tokens, in windows of seq_len + 1 tokens.
 
-        Raises:
-            ValueError: the plan does not fit the tokens, for example because no window does.
+        Raises ValueError if the plan does not fit the tokens, for example because no window does.
         """
 
 
@@ -73,37 +72,26 @@ class BoundPlan(ABC):
 
     @abstractmethod
     def window_starts(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the first token of each sample's window.
+        """Returns the first token of each sample's window: int64 [n], 0 to num_tokens - seq_len - 1.
 
         Args:
             samples: int64 [n], sample numbers from 0 on, in any order.
-
-        Returns:
-            int64 [n], each start from 0 to num_tokens - seq_len - 1.
         """
 
     def valid_targets(self, samples: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Returns how many targets, at the end of each window, count in a loss; None: all of them.
+        """Returns how many targets, at the end of each window, count in a loss: int64 [n], 0 to seq_len.
 
-        A plan whose windows overlap counts each target once this way: the loader hides the others with
-        `Batch.loss_mask`. It also fills the last batch with samples past the end, of which no target
-        counts, so window_starts must take those. Without valid_targets, a last batch that would not be
-        full is left out.
-
-        Args:
-            samples: int64 [n].
-
-        Returns:
-            int64 [n], each from 0 to seq_len; or None, for whatever samples it is asked.
+        None, for whatever samples: all of them count. A plan whose windows overlap counts each target once
+        this way: the loader hides the others with `Batch.loss_mask`, and fills the last batch with samples
+        past the end, so window_starts must take those. Otherwise a last batch that is not full is left out.
         """
         return None
 
     @abstractmethod
     def key(self, until_sample: int) -> str:
-        """Returns a name for all that decides the samples before until_sample.
+        """Returns a name for all that decides the samples before until_sample. A saved state keeps it.
 
-        Two runs with equal keys and equal data trained on the same samples, so a saved state keeps the
-        key. What decides later samples only, as a number of epochs does, stays out of it.
+        What decides later samples only, as a number of epochs does, stays out of it.
         """
 
 

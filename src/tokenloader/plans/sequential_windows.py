@@ -48,9 +48,7 @@ class _BoundSequentialWindows(BoundPlan):
 
     def valid_targets(self, samples: ArrayLike) -> NDArray[np.int64]:
         index = checked_samples(samples).astype(np.int64)
-        left: NDArray[np.int64] = (
-            self.num_tokens - 1 - np.minimum(index, self.num_samples) * self.seq_len
-        )
+        left: NDArray[np.int64] = self.num_tokens - 1 - np.minimum(index, self.num_samples) * self.seq_len
         return left.clip(0, self.seq_len)
 
     def key(self, until_sample: int) -> str:

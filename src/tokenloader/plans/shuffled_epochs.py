@@ -57,9 +57,7 @@ class ShuffledEpochs(Plan):
     def bind(self, num_tokens: int, seq_len: int) -> BoundPlan:
         """See `Plan.bind`."""
         num_tokens, seq_len = checked_window(num_tokens, seq_len)
-        return _BoundShuffledEpochs(
-            self, num_tokens, seq_len, windows_per_epoch(num_tokens, seq_len)
-        )
+        return _BoundShuffledEpochs(self, num_tokens, seq_len, windows_per_epoch(num_tokens, seq_len))
 
 
 def windows_per_epoch(num_tokens: int, seq_len: int) -> int:

@@ -22,44 +22,24 @@ _REMEDY = "pass what get_state() returned, whole"
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run is, after the last batch handed out.
+    """Where a run is, after the last batch handed out."""
 
-    Args:
-        step: batches handed out since the run began, whatever their sizes.
-        sample: the first sample of the next batch.
-        schedule: the batch sizes of the steps so far, and of those to come.
-        seq_len: inputs in a window.
-        plan: the plan's key up to the sample.
-        probe: a hash of windows before the sample (`cursor.probe`).
-        data: the tokens' fingerprint, "DTYPE:NUM_TOKENS:HASH".
-    """
-
-    step: int
-    sample: int
+    step: int  # batches handed out since the run began, whatever their sizes
+    sample: int  # the first of the next batch
     schedule: BatchSizeSchedule
     seq_len: int
-    plan: str
-    probe: str
-    data: str
+    plan: str  # the plan's key up to the sample
+    probe: str  # a hash of windows before the sample
+    data: str  # the tokens' fingerprint, "DTYPE:NUM_TOKENS:HASH"
 
     @classmethod
     def of_run(cls, cursor: Cursor, *, seq_len: int, data: str) -> RunState:
         """Returns the state of a run that is where its cursor is."""
-        return cls(
-            step=cursor.step,
-            sample=cursor.sample,
-            schedule=cursor.schedule,
-            seq_len=seq_len,
-            plan=cursor.plan.key(cursor.sample),
-            probe=probe(cursor.plan, cursor.sample),
-            data=data,
-        )
+        plan, step, sample = cursor.plan, cursor.step, cursor.sample
+        return cls(step, sample, cursor.schedule, seq_len, plan.key(sample), probe(plan, sample), data)
 
     def to_dict(self) -> dict[str, int | str]:
-        """Returns the state as `get_state` gives it.
-
-        "batch_sizes" has STEP:SAMPLE:BATCH_SIZE for each change, from step 0 on.
-        """
+        """Returns the state as `get_state` gives it; batch_sizes has STEP:SAMPLE:BATCH_SIZE a change."""
         fields = asdict(self)
         del fields["schedule"]
         stretches = (":".join(map(str, stretch)) for stretch in self.schedule.stretches)
@@ -93,26 +73,15 @@ def from_dict(state: Mapping[str, Any]) -> RunState:
     for name in ("plan", "probe", "data", "batch_sizes"):
         if not isinstance(fields[name], str):
             raise ValueError(f"state: {name} is {fields[name]!r}; expected a string")
-    read = RunState(
-        step=_integer("step", fields["step"], 0),
-        sample=_integer("sample", fields["sample"], 0),
-        schedule=_schedule(fields["batch_sizes"]),
-        seq_len=_integer("seq_len", fields["seq_len"], 1),
-        plan=fields["plan"],
-        probe=fields["probe"],
-        data=fields["data"],
-    )
+    for name, least in (("step", 0), ("sample", 0), ("seq_len", 1)):
+        fields[name] = _integer(name, fields[name], least)
+    read = RunState(schedule=_schedule(fields.pop("batch_sizes")), **fields)
     _check_position(read)
     return read
 
 
 def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) -> list[str]:
-    """Returns a line for each difference between a saved run and one here: both values, and the effect.
-
-    Args:
-        plan: what the run here draws from.
-        seq_len, data: of the run here.
-    """
+    """Returns a line for each difference between a saved run and one here: both values, and the effect."""
     lines = []
     key = plan.key(saved.sample)
     if saved.plan != key:
@@ -143,10 +112,10 @@ def data_difference(saved: str, here: str) -> str:
     names = ("another dtype", "another number of tokens", "other contents")
     parts = zip(names, saved.split(":"), here.split(":"), strict=False)
     differing = [name for name, a, b in parts if a != b] or [names[2]]
-    if names[1] in differing:
-        effect = "the same sample numbers are windows at other places"
-    else:
-        effect = "the same windows hold other tokens"
+    moved = names[1] in differing
+    effect = (
+        f"the same {'sample numbers are windows at other places' if moved else 'windows hold other tokens'}"
+    )
     return f"data: saved {saved}, here {here}: {' and '.join(differing)}, so {effect}"
 
 
