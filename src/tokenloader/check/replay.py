@@ -63,7 +63,9 @@ def replay(
     """
     saved, data = from_dict(state), tokens.fingerprint()
     if saved.data != data:
-        raise ValueError(f"{tokens!r}: {data_difference(saved.data, data)}")
+        raise ValueError(
+            f"{tokens!r} is not what this state was saved with: {data_difference(saved.data, data)}"
+        )
     plan = bind_named(saved.plan, saved.sample, len(tokens), saved.seq_len)
     if found := differences(saved, plan, seq_len=saved.seq_len, data=data):
         raise ValueError(f"{tokens!r}: {' '.join(found)}")
