@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import jax
 import numpy as np
@@ -49,8 +50,12 @@ class WatchedWindows:
 def watched_tokens(before, array):
     """Tokens that call `before` whenever a loader's background thread copies windows of them."""
     tokens = tl.open_tokens(array)
-    locate = tokens.locate
-    tokens.locate = lambda starts, length: WatchedWindows(locate(starts, length), before)
+    alive = weakref.ref(tokens)  # what they refer to must not keep them
+
+    def locate(starts, length):
+        return WatchedWindows(type(alive()).locate(alive(), starts, length), before)
+
+    tokens.locate = locate
     return tokens
 
 

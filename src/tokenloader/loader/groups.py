@@ -1,7 +1,7 @@
 """Groups: consecutive small steps that share one gather, one transfer and one launch of the transform.
 
-A batch of 32x1024 costs two thirds of its time alone in a group of two, and under half in a group of
-four. Past 256 KiB the bytes themselves are what costs.
+In a group of two a batch of 32x1024 takes two thirds of the time that it takes alone, in a group of four
+under half. Past 256 KiB the bytes themselves are what costs.
 """
 
 from __future__ import annotations
