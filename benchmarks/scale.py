@@ -21,8 +21,11 @@ import jax
 
 import tokenloader as tl
 from benchmarks import measure, token_file
-from tokenloader.loader.pipeline import Steps, plan_steps
 from tokenloader.loader.sharding import Placement
+from tokenloader.loader.steps import Step, plan_steps
+from tokenloader.loader.transfer import gather_starts
+from tokenloader.plans.cursor import BatchSizeSchedule, Cursor
+from tokenloader.plans.state import RunState
 
 SIZES = {"1 GiB": 2**29, "19.09 GiB": token_file.FULL_NUM_TOKENS, "8 TiB": 2**42}
 HOSTS = [1, 8, 64, 512, 4096]
@@ -76,19 +79,19 @@ def run(options: argparse.Namespace) -> None:
 
 def _hosts(rounds: int) -> list[dict[str, float]]:
     """Time the planning of one host of many; each has SHAPE[0] rows of the global batch."""
-    plans: dict[int, Iterator[Steps]] = {}
+    plan = tl.ShuffledEpochs(0).bind(token_file.FULL_NUM_TOKENS, SHAPE[1])
+    plans: dict[int, Iterator[Step]] = {}
     placements, seconds = {}, {}
     for hosts in HOSTS:
         placements[hosts] = placement = Placement(_LastHost(hosts), hosts * SHAPE[0], SHAPE[1], 1)
-        plan, num_tokens = tl.ShuffledEpochs(0), token_file.FULL_NUM_TOKENS
-        plans[hosts] = plan_steps(plan, num_tokens, placement, 1, 0, None)
+        plans[hosts] = plan_steps(Cursor.begin(plan, placement.batch_size), placement.rows)
         seconds[hosts] = []
     num_steps = 128  # the steps that plan_steps computes at once
     for _ in range(rounds):
         for hosts, steps in plans.items():
             began = time.perf_counter()
             for step in itertools.islice(steps, num_steps):
-                windows = placements[hosts].windows(step.starts)
+                windows = gather_starts(step.window_starts[None], placements[hosts])
             seconds[hosts].append((time.perf_counter() - began) / num_steps)
             assert len(set(windows.tolist())) == len(windows) == SHAPE[0]
     rows = []
@@ -124,7 +127,10 @@ def _works(path: Path) -> dict[str, Callable[[], Any]]:
     loader = tl.TokenLoader(tokens, *SHAPE)
     works: dict[str, Callable[[], Any]] = {"open": lambda: tl.open_tokens(path)}
     for name, step in STEPS.items():
-        state = {**loader.get_state(), "step": step, "sample": step * SHAPE[0]}
+        bound = loader.plan.bind(len(tokens), SHAPE[1])
+        cursor = Cursor.at(bound, BatchSizeSchedule.constant(SHAPE[0]), step)
+        run = RunState.of_run(cursor, seq_len=SHAPE[1], data=tokens.fingerprint())
+        state = run.to_dict()
 
         def resume(state: dict[str, Any] = state) -> tl.TokenLoader:
             resumed = tl.TokenLoader(tokens, *SHAPE)

@@ -1,10 +1,11 @@
-"""What tests of several packages share: naive references, waiting, meshes."""
+"""What tests of several packages share: naive references, waiting, meshes, tokens that are watched."""
 
 import io
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ import tokenloader as tl
 from tokenloader import open_tokens
 from tokenloader.check.documents import Documents, document_keys
 from tokenloader.formats.detect import locate
+from tokenloader.loader.sharding import Placement
 
 DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
 
@@ -122,3 +124,67 @@ def in_threads(*calls):
     for thread in threads:
         thread.join(timeout=30)
         assert not thread.is_alive()
+class WatchedWindows:
+    """Located windows that call `before` whenever a thread other than the main one copies them."""
+
+    def __init__(self, windows, before):
+        self.windows, self.before = windows, before
+        self.is_cached, self.prefetch = windows.is_cached, windows.prefetch
+
+    def copy(self):
+        if threading.current_thread() is not threading.main_thread():
+            self.before()
+        return self.windows.copy()
+
+
+def watched_tokens(before, array):
+    """Tokens that call `before` whenever a loader's background thread copies windows of them."""
+    tokens = tl.open_tokens(array)
+    alive = weakref.ref(tokens)  # what they refer to must not keep them
+
+    def locate(starts, length):
+        return WatchedWindows(type(alive()).locate(alive(), starts, length), before)
+
+    tokens.locate = locate
+    return tokens
+
+
+class RecordedTokens:
+    """Tokens, and a log of all prefetches and gathers of their windows: (kind, starts, length).
+
+    Where `cached` is given, all windows say that they are in memory, or that none is.
+    """
+
+    def __init__(self, array, cached=None):
+        self.tokens, self.log, self.cached = tl.open_tokens(array), [], cached
+        locate = self.tokens.locate
+        self.tokens.locate = lambda starts, length: RecordedWindows(
+            self, locate(starts, length), np.asarray(starts).tolist(), length
+        )
+
+    def asked(self, kind):
+        """(starts, length) of all that was prefetched, or gathered."""
+        return [windows for asked, *windows in self.log if asked == kind]
+
+
+class RecordedWindows:
+    def __init__(self, recorded, windows, starts, length):
+        self.recorded, self.windows, self.starts, self.length = recorded, windows, starts, length
+
+    def is_cached(self):
+        cached = self.recorded.cached
+        return self.windows.is_cached() if cached is None else cached
+
+    def prefetch(self):
+        self.recorded.log.append(("prefetch", self.starts, self.length))
+        self.windows.prefetch()
+
+    def copy(self):
+        self.recorded.log.append(("gather", self.starts, self.length))
+        return self.windows.copy()
+
+
+class OverProcesses(Placement):
+    """The placement of a loader whose batches lie on other processes' devices, too."""
+
+    is_local = False

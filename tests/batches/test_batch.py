@@ -1,5 +1,10 @@
 """The transforms, against per-token Python loops."""
 
+import pickle
+import subprocess
+import sys
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tokenloader import Batch, next_token, segment_documents
-from tokenloader.batches.batch import hide_seen_targets
+from tokenloader.batches.batch import mask_repeated_targets
 
 DTYPES = ["uint8", "uint16", "uint32", "int32"]  # int64 is narrowed before it reaches a transform
 EOT = 2
@@ -76,22 +81,22 @@ def test_a_window_of_two_tokens_makes_one_input():
         [5, 6, 7, 8, 9, 10],
     ],
 )
-def test_packed_documents_where_the_end_of_text_is_in_an_odd_place(row):
+def test_segment_documents_where_the_end_of_text_is_in_an_odd_place(row):
     block = np.array([row], np.uint16)
     assert_is_documents(segment_documents(EOT)(jnp.asarray(block)), block, EOT)
 
 
-_packed = jax.jit(segment_documents(EOT))
+_segmented = jax.jit(segment_documents(EOT))
 
 
 @settings(deadline=None, max_examples=150)
 @given(hnp.arrays(np.uint16, (3, 11), elements=st.integers(0, 4)))
-def test_packed_documents_equals_a_loop_over_the_tokens(block):
-    assert_is_documents(_packed(jnp.asarray(block)), block, EOT)
+def test_segment_documents_equals_a_loop_over_the_tokens(block):
+    assert_is_documents(_segmented(jnp.asarray(block)), block, EOT)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_packed_documents_of_every_dtype(dtype):
+def test_segment_documents_of_every_dtype(dtype):
     block = np.random.default_rng(0).integers(0, 4, (4, 9)).astype(dtype)
     batch = jax.jit(segment_documents(EOT))(jnp.asarray(block))
     assert_is_documents(batch, block, EOT)
@@ -110,10 +115,11 @@ def test_the_end_of_text_is_a_target_that_counts():
     assert batch.loss_mask.tolist() == [[True, False]]
 
 
-def test_packed_documents_with_the_same_end_of_text_are_equal_and_share_compiled_code():
+def test_segment_documents_with_the_same_end_of_text_are_equal_and_others_are_not():
     assert segment_documents(50256) == segment_documents(np.uint16(50256))
     assert hash(segment_documents(50256)) == hash(segment_documents(np.uint16(50256)))
     assert segment_documents(50256) != segment_documents(0)
+    assert repr(segment_documents(np.uint16(50256))) == "SegmentDocuments(eos_id=50256)"
 
 
 @pytest.mark.parametrize("eos_id", [1.5, "<|endoftext|>", None])
@@ -134,12 +140,51 @@ def test_batch_fields_come_in_the_documented_order():
     assert Batch._fields == ("inputs", "targets", "loss_mask", "segment_ids", "positions")
 
 
+def test_the_types_of_a_batchs_fields_can_be_asked_for():
+    optional = jax.Array | None
+    assert typing.get_type_hints(Batch) == {
+        "inputs": jax.Array,
+        "targets": jax.Array,
+        "loss_mask": optional,
+        "segment_ids": optional,
+        "positions": optional,
+    }
+    assert typing.get_type_hints(next_token) == {"block": jax.Array, "return": Batch}
+
+
+def test_a_batch_and_the_transforms_are_pickled_by_their_public_names():
+    batch = jax.device_get(segment_documents(EOT)(jnp.array([[5, EOT, 6]], jnp.uint16)))
+    assert repr(Batch) == "<class 'tokenloader.Batch'>"
+    pickled = pickle.dumps([batch, next_token, segment_documents, segment_documents(EOT)])
+    assert b"tokenloader.batches" not in pickled
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], input=pickled, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert pickle.loads(done.stdout)[0].positions.tolist() == [[0, 1]]
+
+
+FRESH = """if True:
+    import pickle, sys
+    import tokenloader
+    assert not any(name.startswith("tokenloader.batches") for name in sys.modules)
+    things = pickle.load(sys.stdin.buffer)
+    batch, next_token, segment_documents, transform = things
+    assert type(batch) is tokenloader.Batch, type(batch)
+    assert batch.segment_ids.tolist() == [[1, 1]]
+    assert next_token is tokenloader.next_token
+    assert segment_documents is tokenloader.segment_documents
+    assert transform is tokenloader.segment_documents(2)
+    sys.stdout.buffer.write(pickle.dumps(things))
+"""
+
+
 @pytest.mark.parametrize("documents", [False, True])
-def test_hide_seen_targets_leaves_the_last_ones_of_each_row_and_no_hidden_one(documents):
+def test_mask_repeated_targets_leaves_the_last_targets_of_each_row_and_no_hidden_one(documents):
     block = jnp.array([[1, EOT, 3, 4, 5]] * 4, jnp.uint16)
     batch = segment_documents(EOT)(block) if documents else next_token(block)
-    new = jnp.array([[4], [3], [1], [0]], jnp.int32)
-    hidden = hide_seen_targets(batch, new, batch.targets.shape[1])
+    valid_targets = jnp.array([[4], [3], [1], [0]], jnp.int32)
+    hidden = mask_repeated_targets(batch, valid_targets, batch.targets.shape[1])
     expected = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]], bool)
     if documents:
         expected[:, 1] = False

@@ -5,6 +5,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from helpers import make_mesh
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -21,8 +22,7 @@ pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices;
 
 
 def mesh(shape, axis_type=AxisType.Auto):
-    names = ("data", "seq", "model")[: len(shape)]
-    return jax.make_mesh(shape, names, axis_types=(axis_type,) * len(shape))
+    return make_mesh(*shape, names=("data", "seq", "model"), axis_type=axis_type)
 
 
 def batches(count, where, plan=PLANS[0], transform=tl.next_token, tokens=TOKENS):
@@ -68,8 +68,8 @@ def test_any_axes_may_split_a_sequence(spec, transform):
 
 
 @pytest.mark.parametrize("eos_id", [0, 7, 100])
-def test_documents_are_counted_across_the_cuts(eos_id):
-    # Every token an end, none, or runs of them that begin and end at a cut.
+def test_documents_are_counted_across_the_shards_of_a_sequence(eos_id):
+    # Every token an end, none, or runs of them that begin and end where a shard does.
     tokens = np.where(np.arange(3000) % 24 < 12, 7, np.arange(3000) % 5).astype(np.uint16)
     tokens = np.zeros(3000, np.uint16) if eos_id == 0 else tokens
     transform = tl.segment_documents(eos_id)
@@ -89,15 +89,15 @@ def test_documents_are_int32_also_where_the_caller_enables_64_bits():
     assert dtypes == [np.int32, np.int32, bool, np.int32, np.int32]
 
 
-def test_raw_blocks_have_a_halo_of_one_token_a_cut():
+def test_raw_blocks_have_a_halo_of_one_token_a_shard():
     where = NamedSharding(mesh((2, 4)), P("data", "seq"))
     (block,) = batches(1, where, tl.SequentialWindows(), None)
     assert block.dtype == np.uint16
     assert block.sharding.is_equivalent_to(where, 2)
-    pieces = np.asarray(block).reshape(B, 4, T // 4 + 1)
-    for row, cut in itertools.product(range(B), range(4)):
-        start = row * T + cut * T // 4
-        assert pieces[row, cut].tolist() == TOKENS[start : start + T // 4 + 1].tolist()
+    shards = np.asarray(block).reshape(B, 4, T // 4 + 1)
+    for row, shard in itertools.product(range(B), range(4)):
+        start = row * T + shard * T // 4
+        assert shards[row, shard].tolist() == TOKENS[start : start + T // 4 + 1].tolist()
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])

@@ -10,6 +10,7 @@ import textwrap
 import jax
 import numpy as np
 import pytest
+from helpers import make_mesh, naive_gather
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -26,8 +27,7 @@ pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices;
 
 
 def sharding(spec, axis_type=AxisType.Auto):
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(axis_type,) * 2)
-    return NamedSharding(mesh, spec)
+    return NamedSharding(make_mesh(4, 2, names=("data", "model"), axis_type=axis_type), spec)
 
 
 def batches(count, where, plan=PLANS[0], transform=tl.next_token):
@@ -98,7 +98,7 @@ def test_the_default_device_is_that_of_construction_and_not_of_iteration():
 @pytest.mark.parametrize("plan", PLANS, ids=repr)
 @pytest.mark.parametrize("where", ["device", "Auto", "Explicit"])
 def test_nothing_is_compiled_after_the_first_batch(where, plan, caplog):
-    place = jax.devices()[2] if where == "device" else sharding(P("data"), AxisType[where])
+    given = jax.devices()[2] if where == "device" else sharding(P("data"), AxisType[where])
     traces = []
 
     def transform(block):
@@ -112,7 +112,7 @@ def test_nothing_is_compiled_after_the_first_batch(where, plan, caplog):
         jax.log_compiles(),
         caplog.at_level(logging.DEBUG),
         tl.TokenLoader(
-            tl.open_tokens(TOKENS), B, T, plan=plan, sharding=place, transform=transform
+            tl.open_tokens(TOKENS), B, T, plan=plan, sharding=given, transform=transform
         ) as loader,
     ):
         next(loader)
@@ -158,13 +158,13 @@ def test_a_run_may_be_resumed_on_other_devices():
 
 def test_sharded_batches_kept_alive_never_change():
     # With eight devices only the aligned shard of a block would be used in place (jax#37830).
-    tokens, array = tl.open_tokens(TOKENS), TOKENS
+    tokens = tl.open_tokens(TOKENS)
     where, plan = sharding(P(("data", "model"))), tl.RandomWindows(seed=1)
     with tl.TokenLoader(tokens, 64, 255, plan=plan, sharding=where, transform=None) as loader:
         blocks = [next(loader) for _ in range(100)]
         starts = [loader.window_starts(step) for step in range(100)]
     for block, at in zip(blocks, starts, strict=True):
-        np.testing.assert_array_equal(block, np.stack([array[s : s + 256] for s in at]))
+        np.testing.assert_array_equal(block, naive_gather(TOKENS, at, 256))
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_a_loader_without_sharding_is_not_lost_when_the_default_device_changes()
 @pytest.mark.parametrize("where", ["default", "device", "four"])
 def test_a_mesh_that_the_caller_has_set_does_not_move_or_break_a_loader(kind, where):
     tokens = tl.open_tokens(np.arange(5000, dtype=np.uint16))
-    four = jax.make_mesh((4,), ("rows",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    four = make_mesh(4, names=("rows",))
     sharding = {
         "default": None,
         "device": jax.devices()[3],
         "four": NamedSharding(four, P("rows")),
     }[where]
     loader = tl.TokenLoader(tokens, 8, 10, plan=tl.SequentialWindows(), sharding=sharding)
-    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(kind,))):
+    with jax.set_mesh(make_mesh(8, names=("data",), axis_type=kind)):
         for step in range(3):
             batch = next(loader)
             np.testing.assert_array_equal(batch.inputs, loader.window_tokens(step)[:, :-1])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tokenloader as tl
+from tokenloader.plans.cursor import probe
 
 HEAD = textwrap.dedent("""
     import functools, itertools, json, os, sys
@@ -28,20 +29,21 @@ HEAD = textwrap.dedent("""
     from jax.experimental import multihost_utils
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     import tokenloader as tl
-    from tokenloader.tokens.part import Part
-    from tokenloader.tokens.store import Store
+    from helpers import RecordedTokens, make_mesh, watched_tokens
 
     # Gloo, which makes the collectives on CPUs, writes to stdout what it likes.
     print = functools.partial(print, file=open(sys.argv[4], "w"), flush=True)
 
     def mesh(shape, axis_type=AxisType.Auto):
-        names = ("data", "seq", "model")[: len(shape)]
-        return jax.make_mesh(shape, names, axis_types=(axis_type,) * len(shape))
+        return make_mesh(*shape, names=("data", "seq", "model"), axis_type=axis_type)
 
     def everywhere(x):
         with jax.transfer_guard("allow"):
             return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 """)
+
+
+HELPERS = str(Path(__file__).parents[1])
 
 
 def free_port():
@@ -53,6 +55,7 @@ def free_port():
 def run(count, script, *, devices=8, timeout=110):
     """What each of `count` processes printed, with `devices` among them in all."""
     port, env = str(free_port()), dict(os.environ, JAX_PLATFORMS="cpu")
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [HELPERS, env.get("PYTHONPATH")]))
     env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices // count}"
     program = [sys.executable, "-c", HEAD + textwrap.dedent(script)]
     with tempfile.TemporaryDirectory() as folder:
@@ -88,29 +91,18 @@ def test_the_batches_of_several_processes_are_those_of_one_device_and_no_row_is_
         """
         TOKENS = np.random.default_rng(0).integers(0, 8, 3000).astype(np.uint16)
         B, T = 16, 48
-        gathered = []
-
-        class Counted(tl.TokenArray):
-            def gather(self, starts, length):
-                gathered.append(len(starts) * length)
-                return super().gather(starts, length)
-
-        def open_counted():
-            return Counted(Store([Part(TOKENS)]))
 
         def check(where, plan, transform, axes):
-            tokens = open_counted()
+            recorded = RecordedTokens(TOKENS)
             with (
                 tl.TokenLoader(
-                    tokens, B, T, plan=plan, sharding=where, transform=transform
+                    recorded.tokens, B, T, plan=plan, sharding=where, transform=transform
                 ) as loader,
                 tl.TokenLoader(
                     tl.open_tokens(TOKENS), B, T, plan=plan, sharding=jax.local_devices()[0],
                     transform=transform,
                 ) as alone,
             ):
-                tokens.fingerprint()
-                gathered.clear()
                 for batch, one in itertools.islice(zip(loader, alone), 4):
                     assert jax.tree.structure(batch) == jax.tree.structure(one)
                     for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(one)):
@@ -124,7 +116,8 @@ def test_the_batches_of_several_processes_are_those_of_one_device_and_no_row_is_
             # Two steps at a time, and of each what the devices here hold: no shard twice.
             held = {str(s.index): s.data.shape for s in batch.inputs.addressable_shards}
             mine = sum(rows * (columns + 1) for rows, columns in held.values())
-            assert set(gathered) == {2 * mine}, (gathered, mine)
+            gathered = {len(starts) * length for starts, length in recorded.asked("gather")}
+            assert gathered == {2 * mine}, (gathered, mine)
 
         checks = 0
         for shape in [(8, 1), (4, 2), (2, 4), (1, 8), (2, 2, 2)]:
@@ -190,6 +183,7 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
         attempt()
         attempt(tokens=other)
         attempt(plan=tl.ShuffledEpochs(1), batch_size=16)
+        attempt(plan=tl.ShuffledEpochs(0, num_epochs=3))
         attempt(prefetch=3)
         attempt(transform=tl.segment_documents(7))
         """,
@@ -198,6 +192,9 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
     one, other = np.arange(5000, dtype=np.uint16), np.arange(5000, dtype=np.uint16)
     other[-1] = 0
     begin = "the processes of this run have different arguments for TokenLoader:\n"
+    probes = [probe(tl.ShuffledEpochs(seed).bind(5000, 16), 1 << 20) for seed in (0, 1)]
+    three_epochs = tl.ShuffledEpochs(0, num_epochs=3).bind(5000, 16)
+    end = three_epochs.num_samples
     assert (
         printed
         == [
@@ -206,8 +203,12 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
             + f"  tokens: {tl.open_tokens(one).fingerprint()} on processes 0, 1, 3; "
             f"{tl.open_tokens(other).fingerprint()} on process 2\n" + begin + "  batch_size: 8 on "
             "processes 0, 1, 3; 16 on process 2\n"
-            "  plan: ShuffledEpochs(seed=0, num_epochs=None) on processes 0, 1, 3; "
-            "ShuffledEpochs(seed=1, num_epochs=None) on process 2\n"
+            "  plan: ShuffledEpochs(seed=0) on processes 0, 1, 3; ShuffledEpochs(seed=1) on process 2\n"
+            f"  windows of the plan: {probes[0]} on processes 0, 1, 3; {probes[1]} on process 2\n"
+            + begin
+            + f"  end of the plan: None on processes 0, 1, 3; {end} on process 2\n"
+            f"  windows of the plan: {probes[0]} on processes 0, 1, 3; "
+            f"{probe(three_epochs, end)} on process 2\n"
             + begin
             + "  prefetch: 2 on processes 0, 1, 3; 3 on process 2\n"
             + begin
@@ -249,19 +250,20 @@ def test_states_that_differ_are_found_on_every_process_also_where_one_is_no_stat
         devices=2,
     )
     begin = "the processes of this run have different states for set_state:\n"
+    bound = tl.ShuffledEpochs(0).bind(5000, 16)
     assert (
         printed
         == [
-            begin
-            + "  sample: 4 on process 0; 8 on process 1\n  step: 1 on process 0; 2 on process 1\n"
+            begin + f"  probe: {probe(bound, 4)} on process 0; {probe(bound, 8)} on process 1\n"
+            "  sample: 4 on process 0; 8 on process 1\n  step: 1 on process 0; 2 on process 1\n"
             + begin
-            + "  error: TypeError: state is of type NoneType; needed is the dict of get_state() "
-            "on process 0; none on process 1\n"
+            + "  error: TypeError: state is of type NoneType; expected the dict that get_state() "
+            "returned on process 0; none on process 1\n"
             + begin
             + "  strict: True on process 0; False on process 1\n"
             + begin
             + "  error: none on process 0; ValueError: state has version None; this tokenloader reads "
-            "version 1: use the release that saved it, or a newer one on process 1\nTrue\n"
+            "version 2: use the release that saved it, or a newer one on process 1\nTrue\n"
         ]
         * 2
     )
@@ -303,8 +305,8 @@ def test_what_one_process_refuses_is_an_error_on_every_process_and_leaves_none_w
             + "  error: ValueError: 10 tokens are fewer than one window of seq_len + 1 = 17; use a "
             "seq_len of at most 9, or more data on process 0; none on process 1\n"
             + begin
-            + "  error: TypeError: transform is of type int; it must be callable on process 0; none on "
-            "process 1\n" + divide + "8 and 10\nthe same\n"
+            + "  error: TypeError: transform is of type int; expected a callable, or None on process 0; "
+            "none on process 1\n" + divide + "8 and 10\nthe same\n"
         ]
         * 2
     )
@@ -318,19 +320,16 @@ def test_an_error_of_one_process_does_not_set_it_apart_from_the_others():
         TOKENS = np.random.default_rng(0).integers(0, 8, 3000).astype(np.uint16)
         calls = itertools.count()
 
-        class Flaky(tl.TokenArray):
-            def gather(self, starts, length):
-                if here and next(calls) == 1:
-                    raise OSError("the disk was away")
-                return super().gather(starts, length)
+        def away():
+            if here and next(calls) == 1:
+                raise OSError("the disk was away")
 
         where = NamedSharding(mesh((1, 2)), P("data", "seq"))
         documents = tl.segment_documents(3)
         errors = 0
         with (
             tl.TokenLoader(
-                Flaky(Store([Part(TOKENS)])), 4, 48, sharding=where,
-                transform=documents,
+                watched_tokens(away, TOKENS), 4, 48, sharding=where, transform=documents
             ) as loader,
             tl.TokenLoader(
                 tl.open_tokens(TOKENS), 4, 48, sharding=jax.local_devices()[0], transform=documents

@@ -7,46 +7,43 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from helpers import make_mesh
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from tokenloader.loader import sharding as _placement
-from tokenloader.loader.sharding import Placement, place
-
-
-def mesh(*sizes, names="abc"):
-    return jax.make_mesh(
-        sizes, tuple(names[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes)
-    )
+from tokenloader.loader.sharding import Placement, check_processes, resolve_sharding
+from tokenloader.loader.transfer import gather_starts
 
 
 def test_none_is_the_default_device_of_the_moment():
-    assert place(None, 4, 16).sharding == SingleDeviceSharding(jax.devices()[0])
+    assert resolve_sharding(None, 4, 16).sharding == SingleDeviceSharding(jax.devices()[0])
     with jax.default_device(jax.devices()[3]):
-        assert place(None, 4, 16).sharding == SingleDeviceSharding(jax.devices()[3])
+        assert resolve_sharding(None, 4, 16).sharding == SingleDeviceSharding(jax.devices()[3])
 
 
 def test_a_device_is_a_sharding_over_that_device():
-    assert place(jax.devices()[5], 4, 16).sharding == SingleDeviceSharding(jax.devices()[5])
+    assert resolve_sharding(jax.devices()[5], 4, 16).sharding == SingleDeviceSharding(
+        jax.devices()[5]
+    )
 
 
 @pytest.mark.parametrize(
     "spec", [P("a"), P("a", None), P(("a", "b")), P(), P(None), P("a", "b"), P(None, "b")]
 )
 def test_a_sharding_that_fits_is_taken_as_it_is(spec):
-    sharding = NamedSharding(mesh(4, 2), spec)
-    assert place(sharding, 16, 16).sharding is sharding
+    sharding = NamedSharding(make_mesh(4, 2), spec)
+    assert resolve_sharding(sharding, 16, 16).sharding is sharding
 
 
 @pytest.mark.parametrize("wrong", ["cpu", "cpu:0", 0, P("a"), [jax.devices()[0]]])
 def test_a_sharding_of_another_type_is_a_type_error(wrong):
-    with pytest.raises(TypeError, match=f"sharding is of type {type(wrong).__name__}; needed is a"):
-        place(wrong, 4, 16)
+    with pytest.raises(TypeError, match=f"sharding is of type {type(wrong).__name__}; expected a"):
+        resolve_sharding(wrong, 4, 16)
 
 
 def test_a_mesh_is_not_a_sharding():
     with pytest.raises(TypeError, match=r"sharding is of type Mesh; .* a jax\.sharding\.Sharding"):
-        place(mesh(8), 8, 16)
+        resolve_sharding(make_mesh(8), 8, 16)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +60,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
     batch_size, spec, shards, axes, nearest
 ):
     with pytest.raises(ValueError, match="does not divide") as caught:
-        place(NamedSharding(mesh(4, 2), spec), batch_size, 16)
+        resolve_sharding(NamedSharding(make_mesh(4, 2), spec), batch_size, 16)
     assert str(caught.value) == (
         f"batch_size={batch_size} does not divide over the {shards} shards of mesh axis {axes}; "
         f"the nearest that does: {nearest}"
@@ -82,7 +79,7 @@ def test_a_sequence_that_does_not_divide_names_the_nearest_that_do(
     seq_len, spec, shards, axes, nearest
 ):
     with pytest.raises(ValueError, match="does not divide") as caught:
-        place(NamedSharding(mesh(4, 2), spec), 8, seq_len)
+        resolve_sharding(NamedSharding(make_mesh(4, 2), spec), 8, seq_len)
     assert str(caught.value) == (
         f"seq_len={seq_len} does not divide over the {shards} shards of mesh axis {axes}; "
         f"the nearest that does: {nearest}"
@@ -93,73 +90,71 @@ def test_a_third_axis_is_an_error():
     with pytest.raises(
         ValueError, match=r"splits 3 axes; a batch has two, \[batch_size, seq_len\]"
     ):
-        place(NamedSharding(mesh(4, 2), P("a", None, None)), 8, 16)
+        resolve_sharding(NamedSharding(make_mesh(4, 2), P("a", None, None)), 8, 16)
 
 
 def test_an_unconstrained_axis_is_an_error():
     spec = P("a", P.UNCONSTRAINED)
     with pytest.raises(ValueError, match=r"unconstrained; say for seq_len which mesh axes"):
-        place(NamedSharding(mesh(4, 2), spec), 8, 16)
+        resolve_sharding(NamedSharding(make_mesh(4, 2), spec), 8, 16)
 
 
 def test_a_mesh_without_devices_is_an_error():
-    sharding = NamedSharding(mesh(4, 2).abstract_mesh, P("a"))
+    sharding = NamedSharding(make_mesh(4, 2).abstract_mesh, P("a"))
     with pytest.raises(
-        ValueError, match=r"over a AbstractMesh, which has no devices; needed is a Mesh"
+        ValueError, match=r"over a AbstractMesh, which has no devices; expected a Mesh"
     ):
-        place(sharding, 8, 16)
+        resolve_sharding(sharding, 8, 16)
 
 
-def in_processes(monkeypatch, here, count, of_device):
-    """jax as process `here` of `count` sees it, where of_device tells the process of a device."""
-    fake = types.SimpleNamespace(
-        **{name: getattr(jax, name) for name in ("Device", "device_put")},
-        process_index=lambda: here,
-        process_count=lambda: count,
-    )
-    monkeypatch.setattr(_placement, "jax", fake)
-    monkeypatch.setattr(
-        _placement,
-        "processes_of",
-        lambda sharding: sorted({of_device(device.id) for device in sharding.device_set}),
-    )
+def over_eight():
+    return NamedSharding(make_mesh(8), P("a"))
 
 
-def test_a_mesh_without_a_device_of_this_process_is_an_error(monkeypatch):
-    in_processes(monkeypatch, 2, 4, lambda device: device // 4)
+def test_a_mesh_without_a_device_of_this_process_is_an_error():
     with pytest.raises(
         ValueError,
         match="has no device of this process, 2 of 4, but of processes 0, 1; make its mesh",
     ):
-        place(NamedSharding(mesh(8), P("a")), 8, 16)
+        check_processes(over_eight(), there=[0, 1], here=2, count=4)
     with pytest.raises(
-        ValueError, match="has no device of this process, 2 of 4, but of process 0;"
-    ):
-        place(jax.devices()[0], 8, 16)
+        ValueError, match="has no device of this process, 2 of 4, but of process 0; make its"
+    ) as caught:
+        check_processes(SingleDeviceSharding(jax.devices()[0]), there=[0], here=2, count=4)
+    assert str(caught.value).startswith("SingleDeviceSharding(")
 
 
-def test_a_mesh_over_some_processes_of_the_program_and_not_all_is_an_error(monkeypatch):
-    in_processes(monkeypatch, 1, 4, lambda device: device // 4)
+def test_a_mesh_over_some_processes_of_the_program_and_not_all_is_an_error():
     with pytest.raises(
         ValueError, match="has devices of processes 0, 1, but the program has 4 processes; make its"
     ):
-        place(NamedSharding(mesh(8), P("a")), 8, 16)
+        check_processes(over_eight(), there=[0, 1], here=1, count=4)
 
 
-def test_a_mesh_of_one_process_of_the_program_is_allowed(monkeypatch):
-    in_processes(monkeypatch, 1, 4, lambda device: 1)
-    assert place(NamedSharding(mesh(8), P("a")), 8, 16).num_cuts == 1
+@pytest.mark.parametrize("there", [[1], [0, 1, 2, 3]])
+def test_a_mesh_of_one_process_of_the_program_or_of_all_is_allowed(there):
+    check_processes(over_eight(), there, here=1, count=4)
 
 
-def held_by(monkeypatch, sharding, devices, batch_size, seq_len):
-    """The placement as a process sees it that has some of the devices only."""
-    everything = sharding.devices_indices_map((batch_size, seq_len))
-    monkeypatch.setattr(
-        Placement, "_held", lambda self: {d: everything[d] for d in everything if d.id in devices}
-    )
-    monkeypatch.setattr(NamedSharding, "is_fully_addressable", property(lambda self: False))
-    shards = sharding.shard_shape((batch_size, seq_len))
-    return Placement(sharding, batch_size, seq_len, seq_len // shards[1])
+def test_over_several_processes_a_sharding_is_over_a_mesh():
+    with pytest.raises(
+        ValueError,
+        match=r"has devices of 2 processes and is a SingleDeviceSharding; .* expected a Na",
+    ):
+        check_processes(SingleDeviceSharding(jax.devices()[0]), there=[0, 1], here=1, count=2)
+
+
+class SeenFromOneProcess(Sharding):
+    """A sharding as a process sees it that has some of the devices only."""
+
+    is_fully_addressable = False
+
+    def __init__(self, sharding, devices):
+        self.sharding, self.devices = sharding, devices
+
+    def addressable_devices_indices_map(self, global_shape):
+        everything = self.sharding.devices_indices_map(global_shape)
+        return {device: everything[device] for device in everything if device.id in self.devices}
 
 
 SPECS = [P("a", "b"), P("b", "a"), P("a"), P(None, "a"), P(("a", "b")), P(None, ("b", "a")), P()]
@@ -169,61 +164,51 @@ SPECS = [P("a", "b"), P("b", "a"), P("a"), P(None, "a"), P(("a", "b")), P(None, 
 @pytest.mark.parametrize(
     "devices", [{0}, {0, 1}, {2, 3}, {1, 6}, {0, 3, 5}, set(range(8))], ids=str
 )
-def test_a_process_gathers_what_its_devices_hold_and_nothing_twice(monkeypatch, spec, devices):
+def test_a_process_gathers_what_its_devices_hold_and_nothing_twice(spec, devices):
     num_steps, batch_size, seq_len = 3, 8, 16
-    sharding = NamedSharding(mesh(4, 2), spec)
-    placement = held_by(monkeypatch, sharding, devices, batch_size, seq_len)
+    sharding = NamedSharding(make_mesh(4, 2), spec)
+    num_seq_shards = seq_len // sharding.shard_shape((batch_size, seq_len))[1]
+    placement = Placement(
+        SeenFromOneProcess(sharding, devices), batch_size, seq_len, num_seq_shards
+    )
     starts = 100 * np.arange(num_steps * batch_size).reshape(num_steps, batch_size)
-    windows = placement.windows(starts[:, placement.rows])
-    expected, at = [], 0
-    assert sorted(d.id for piece in placement.pieces for d in piece.devices) == sorted(devices)
-    held = {
-        device: sharding.devices_indices_map((batch_size, seq_len))[device]
-        for piece in placement.pieces
-        for device in piece.devices
-    }
-    for piece in placement.pieces:
-        size = num_steps * (piece.end - piece.begin)
-        for device in piece.devices:  # what it is sent begins where its share of the batch does
+    windows, at = gather_starts(starts[:, placement.rows], placement), 0
+    assert sorted(d.id for shard in placement.local_shards for d in shard.devices) == sorted(
+        devices
+    )
+    held = sharding.devices_indices_map((batch_size, seq_len))
+    for shard in placement.local_shards:
+        size = num_steps * (shard.end - shard.begin)
+        for device in shard.devices:  # what it is sent begins where its share of the batch does
             rows, columns = held[device]
             begins = starts[:, rows] + (columns.start or 0)
             assert windows[at : at + size].tolist() == begins.reshape(-1).tolist()
-        expected.append(windows[at : at + size])
         at += size
     assert len(windows) == at == len(set(windows.tolist()))
-    assert placement.window == seq_len // placement.num_cuts + 1
+    assert placement.window_len == seq_len // num_seq_shards + 1
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=repr)
 def test_one_process_gathers_in_the_order_of_a_block(spec):
-    placement = place(NamedSharding(mesh(4, 2), spec), 8, 16)
+    placement = resolve_sharding(NamedSharding(make_mesh(4, 2), spec), 8, 16)
     starts = 100 * np.arange(24).reshape(3, 8)
-    cut_len = 16 // placement.num_cuts
+    shards = range(placement.num_seq_shards)
     assert placement.rows.tolist() == list(range(8))
-    assert placement.windows(starts).tolist() == [
-        start + cut * cut_len for start in starts.reshape(-1) for cut in range(placement.num_cuts)
+    assert gather_starts(starts, placement).tolist() == [
+        start + shard * placement.shard_len for start in starts.reshape(-1) for shard in shards
     ]
 
 
 def fake_jax(monkeypatch, *, accelerator=None, platforms=None, nvidia=False):
-    """Another jax for _placement: one with an accelerator that is not the default device, or without."""
+    """Lets jax say that there is an accelerator, which is not the default device, or that there is none."""
 
     def local_devices(backend):
         if backend != accelerator:
             raise RuntimeError(f"Unknown backend {backend}")
         return [f"{backend}:0", f"{backend}:1"]
 
-    monkeypatch.setattr(
-        _placement,
-        "jax",
-        types.SimpleNamespace(
-            Device=jax.Device,
-            device_put=jax.device_put,
-            process_index=jax.process_index,
-            local_devices=local_devices,
-            config=types.SimpleNamespace(jax_platforms=platforms),
-        ),
-    )
+    monkeypatch.setattr(jax, "local_devices", local_devices)
+    monkeypatch.setattr(jax, "config", types.SimpleNamespace(jax_platforms=platforms))
     exists = os.path.exists
     monkeypatch.setattr(
         os.path, "exists", lambda path: nvidia if path == "/dev/nvidia0" else exists(path)
@@ -234,7 +219,7 @@ def fake_jax(monkeypatch, *, accelerator=None, platforms=None, nvidia=False):
 def test_an_idle_accelerator_is_named_in_a_warning(monkeypatch, platform):
     fake_jax(monkeypatch, accelerator=platform)
     with pytest.warns(UserWarning, match="batches will land on") as caught:
-        place(None, 4, 16)
+        resolve_sharding(None, 4, 16)
     assert len(caught) == 1
     message = str(caught[0].message)
     assert (
@@ -248,7 +233,7 @@ def test_an_idle_accelerator_is_named_in_a_warning(monkeypatch, platform):
 def test_a_gpu_that_the_installed_jax_does_not_use_is_told_of(monkeypatch, platforms):
     fake_jax(monkeypatch, nvidia=True, platforms=platforms)
     with pytest.warns(UserWarning, match=r"has an NVIDIA GPU, .* Install jax for CUDA") as caught:
-        place(None, 4, 16)
+        resolve_sharding(None, 4, 16)
     assert len(caught) == 1
 
 
@@ -261,13 +246,13 @@ def test_nothing_is_said_without_an_accelerator_to_use(monkeypatch, situation):
     fake_jax(monkeypatch, **situation)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        place(None, 4, 16)
+        resolve_sharding(None, 4, 16)
 
 
 def test_nothing_is_said_when_the_sharding_is_given(monkeypatch):
     fake_jax(monkeypatch, accelerator="gpu", nvidia=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        place(jax.devices()[0], 4, 16)
-        place(SingleDeviceSharding(jax.devices()[0]), 4, 16)
-        place(NamedSharding(mesh(8), P("a")), 8, 16)
+        resolve_sharding(jax.devices()[0], 4, 16)
+        resolve_sharding(SingleDeviceSharding(jax.devices()[0]), 4, 16)
+        resolve_sharding(NamedSharding(make_mesh(8), P("a")), 8, 16)

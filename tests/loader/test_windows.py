@@ -80,7 +80,7 @@ def test_what_is_no_token_array_is_a_type_error(wrong):
 def test_tokens_shorter_than_a_window_are_an_error():
     with pytest.raises(ValueError, match=r"1,000 tokens are fewer than one window .* = 1,001"):
         tl.Windows(tl.open_tokens(TOKENS), 1000)
-    with pytest.raises(ValueError, match="seq_len=0; needed is 1 or more"):
+    with pytest.raises(ValueError, match="seq_len=0; expected 1 or more"):
         tl.Windows(tl.open_tokens(TOKENS), 0)
 
 

@@ -54,7 +54,7 @@ def next_token(block: jax.Array) -> Batch:
 
 
 class Before(NamedTuple):
-    """What lies to the left of some columns of a batch: int32 [B, 1], or 0 for all rows."""
+    """Columns and documents to the left of a part of a batch: int32 [B, 1], or 0 for all rows."""
 
     num_columns: jax.Array | int
     num_ends: jax.Array | int  # documents that end there
@@ -74,7 +74,7 @@ class SegmentDocuments:
         return segment_documents, (self.eos_id,)
 
     def segment(self, batch: Batch, before: Before) -> Batch:
-        """Returns a batch with its documents, where its columns come after others of the same rows."""
+        """Returns a part of a batch with the documents of its columns, which come after `before`."""
         ends = batch.inputs == self.eos_id
         column = before.num_columns + jax.lax.broadcasted_iota(jnp.int32, ends.shape, 1)
         # A document begins in the column after an end of text; a running maximum carries its column

@@ -1,8 +1,8 @@
 """Split sequences: the transforms on blocks whose rows are split over devices.
 
 Each device has `seq_len / n` tokens of a row and the one that follows them, so inputs and targets
-need no other device. What a position owes to the tokens before its shard (documents) crosses in one
-all-gather of two numbers a row.
+need no other device. Documents that begin or end before a shard reach it in one all-gather of two
+numbers a row.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def on_shards(
     """Returns next_token or segment_documents for blocks whose rows are split; batches are split likewise.
 
     Returns:
-        A function of a block [B, n * (T / n + 1)] and, if the plan hides targets, of how many count in
-        each row, int32 [B, 1].
+        A function of a block [B, n * (T / n + 1)] and, if the plan hides targets, of the number of
+        targets that count in each row, int32 [B, 1].
     """
     rows, columns = spec
     split, whole = PartitionSpec(rows, columns), PartitionSpec(rows)
@@ -57,7 +57,7 @@ def on_shards(
 def on_whole_rows(
     transform: Callable[[jax.Array], Any], mesh: Mesh, spec: tuple[Any, Any]
 ) -> Callable[..., Any]:
-    """Returns a user's transform for blocks whose rows are split: it is given whole ones, [B, T + 1]."""
+    """Returns a user's transform for blocks whose rows are split; it is given whole rows, [B, T + 1]."""
     rows, columns = spec
     # All shards of a row come to the same, which the type of an all-gather does not say.
     join: Callable[[jax.Array], jax.Array] = jax.shard_map(

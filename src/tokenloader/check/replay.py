@@ -21,7 +21,7 @@ from tokenloader.tokens.token_array import TokenArray
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a step trained on, or will.
+    """The samples and windows of one step, past or to come.
 
     Attributes:
         samples: int64 [B], the global sample numbers of its rows.

@@ -1,8 +1,8 @@
 """Agreement: all processes of a run learn at once when one of them was given something else.
 
-Each process describes what it was given. A hash of that is gathered from all, in one small collective on
-the caller's thread; only where hashes differ the descriptions are gathered too, so that every process
-raises the same error.
+Each process describes what it was given. One small collective on the caller's thread gathers a hash of each
+description; only where hashes differ the descriptions are gathered too, so that every process raises the
+same error.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def check_same_across_processes(what: str, enabled: bool) -> Iterator[dict[str, 
     An error in the block is compared too: what one process alone refuses must not leave the others waiting.
 
     Args:
-        what: a name of what is compared, for the error.
-        enabled: False neither waits nor compares: what was given is this process's own affair.
+        what: a name for the values compared, for the error.
+        enabled: False neither waits nor compares: the values are this process's own affair.
 
     Yields:
-        A dict to fill with what is compared: JSON-able values by name.
+        A dict to fill with the values to compare, by name; JSON can hold each.
 
     Raises:
-        ValueError: on every process, if one has something else or an error: which differ, and in what.
-        Exception: what was raised in the block, if every process raised something.
+        ValueError: on every process, if one has another value or an error: each difference, and whose.
+        Exception: the block's own error, if it raised one in every process.
     """
     given: dict[str, Any] = {}
     if not enabled:

@@ -1,7 +1,7 @@
 """Groups: consecutive small steps that share one gather, one transfer and one launch of the transform.
 
-A batch of 32x1024 costs two thirds of what it does alone in a group of two, and under half in a group of
-four. Past 256 KiB the bytes themselves are what costs.
+In a group of two a batch of 32x1024 takes two thirds of the time that it takes alone, in a group of four
+under half. Past 256 KiB the bytes themselves are what costs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _GROUP_BYTES = 256 << 10
 
 
 class Group(NamedTuple):
-    """Steps as one array. All groups of a run have as many: the last is filled with its last step."""
+    """Consecutive steps in one array, as many in each group of a run: the last repeats its last step."""
 
-    step: int  # the number of the first
-    num_steps: int  # without those that fill the group
+    step: int  # number of the first step
+    num_steps: int  # steps without the repeated ones
     window_starts: NDArray[np.int64]  # [group size, n]
     valid_targets: NDArray[np.int32] | None  # [group size, n, 1]
 
@@ -40,7 +40,7 @@ def group_size(batch_bytes: int, prefetch: int) -> int:
     While one group is handed out others wait, together prefetch + 2 batches at most.
 
     Args:
-        batch_bytes: of one step, in this process.
+        batch_bytes: bytes of one step that this process gathers.
         prefetch: batches that may wait.
     """
     return max(1, min(1 + prefetch // 2, _GROUP_BYTES // batch_bytes))

@@ -1,7 +1,7 @@
 """The pipeline of the background thread: plan, group, announce, gather, transfer.
 
-Each stage is a generator over the one before it and knows nothing of threads: whoever iterates over the
-last one runs them all. What comes out is on its way to the device.
+Each stage is a generator over the one before it and knows nothing of threads: iterating over the last
+runs them all. The blocks that come out are on their way to the device.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -27,12 +28,19 @@ from tokenloader.tokens.token_array import TokenArray
 
 
 class Block(NamedTuple):
-    """Steps on the device, before the transform. The first axis is there in groups of two or more."""
+    """A group of steps on the device, before the transform; a group of one has no first axis."""
 
-    step: int  # the number of the first
-    num_steps: int  # without those that fill the group
+    step: int  # number of the first step
+    num_steps: int  # steps without the repeated ones
     tokens: jax.Array  # [group size, B, columns]
     valid_targets: jax.Array | None  # [group size, B, 1]
+
+
+def major_page_faults() -> int:
+    """Returns the major page faults of the calling thread so far; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def produce(
@@ -43,52 +51,75 @@ def produce(
     counters: Counters,
     *,
     ahead_windows: int = AHEAD_WINDOWS,
+    clock: Callable[[], float] = time.perf_counter,
+    count_faults: Callable[[], int] = major_page_faults,
 ) -> Iterator[Block]:
     """Yields the blocks of a run from a cursor on.
 
-    An error comes after all blocks that can be had before it.
+    A step that cannot be read or sent raises after the blocks of all steps before it. In one process, a
+    group that fails is tried again step by step; several processes must launch the same programs, so
+    there its error is raised as it is.
+
+    Args:
+        tokens: what to gather from.
+        cursor: the first step, and the plan.
+        placement: the sharding of the batches.
+        group_size: steps in a block.
+        counters: what gathering and transferring took is added to them.
+        ahead_windows: windows to announce ahead, at most; see `read_ahead_depth`.
+        clock: seconds.
+        count_faults: major page faults of the calling thread.
     """
     _let_malloc_keep_blocks()
     groups = group_steps(plan_steps(cursor, placement.rows), group_size)
     window_bytes = placement.window_len * tokens.dtype.itemsize
     depth = read_ahead_depth(group_size * len(placement.rows), window_bytes, ahead_windows)
-    ahead = ReadAhead((_locate(tokens, group, placement) for group in groups), depth)
+    locate = partial(_locate, tokens, placement)
+    ahead = ReadAhead(map(locate, groups), depth)
+    send = partial(_send, placement, counters, ahead, clock, count_faults)
     while True:
+        block = None  # the last one is its taker's alone while the next is made
         with TraceAnnotation("tokenloader.read_ahead"):
             located = ahead.next()
         if located is None:
             return
         try:
-            block = _send(located, placement, counters, ahead)
+            block = send(located)
         except Exception:
-            # Over several processes all launch the same: one must not do alone what follows here.
             if located.group.num_steps == 1 or not placement.is_local:
                 raise
-            for group in located.group.split():  # its first steps may be readable
-                yield _send(_locate(tokens, group, placement), placement, counters, ahead)
+        if block is None:  # outside the handler, so that no error is chained to the first
+            yield from map(send, map(locate, located.group.split()))
         else:
             yield block
 
 
-def _locate(tokens: TokenArray, group: Group, placement: Placement) -> Located:
+def _locate(tokens: TokenArray, placement: Placement, group: Group) -> Located:
     starts = gather_starts(group.window_starts, placement)
     return Located(group, tokens.locate(starts, placement.window_len))
 
 
-def _send(located: Located, placement: Placement, counters: Counters, ahead: ReadAhead) -> Block:
-    """Gathers and transfers. When it returns the host's block is jax's, and nobody else's."""
+def _send(
+    placement: Placement,
+    counters: Counters,
+    ahead: ReadAhead,
+    clock: Callable[[], float],
+    count_faults: Callable[[], int],
+    located: Located,
+) -> Block:
+    """Gathers and transfers a group. The host's block is jax's from here on, and nobody else's."""
     group, windows = located
     with TraceAnnotation("tokenloader.gather"):
-        began, faults_before = time.perf_counter(), _major_page_faults()
+        began, faults_before = clock(), count_faults()
         block = windows.copy()
-        if faults := _major_page_faults() - faults_before:
+        if faults := count_faults() - faults_before:
             counters.major_page_faults += faults
             ahead.missed()
-        counters.gather_seconds += time.perf_counter() - began
+        counters.gather_seconds += clock() - began
     with TraceAnnotation("tokenloader.transfer"):
-        began = time.perf_counter()
+        began = clock()
         on_device = transfer(block, group.valid_targets, placement, len(group.window_starts))
-        counters.transfer_seconds += time.perf_counter() - began
+        counters.transfer_seconds += clock() - began
     return Block(group.step, group.num_steps, *on_device)
 
 
@@ -96,14 +127,7 @@ def _let_malloc_keep_blocks() -> None:
     """Keeps glibc from giving the memory of every batch back, to be faulted in anew for the next.
 
     glibc keeps freed blocks up to the size of the largest it has seen freed, to a limit of 32 MiB
-    (mallopt(3), M_MMAP_THRESHOLD). Nothing is written to this one, so it takes no memory. On CPUs, whose
+    (mallopt(3), M_MMAP_THRESHOLD). Nothing is written to this array, so it takes no memory. On CPUs, whose
     arrays come from malloc as well, batches of 256x1024 take 0.6 of the time; elsewhere it does nothing.
     """
     np.empty(24 << 20, np.uint8)
-
-
-def _major_page_faults() -> int:
-    """Returns those of the calling thread; 0 where the system does not tell."""
-    if sys.platform != "linux":
-        return 0
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

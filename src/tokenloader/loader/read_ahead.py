@@ -1,4 +1,4 @@
-"""ReadAhead: windows are announced to the disk before they are gathered, while that gains something."""
+"""ReadAhead: announces windows to the disk before they are gathered, while announcing gains something."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tokenloader.tokens.located_windows import LocatedWindows
 AHEAD_WINDOWS = 512
 _AHEAD_BYTES = 32 << 20
 # After so many groups without a miss, the data counts as cached, and is no longer announced.
-_GROUPS_WITHOUT_MISS = 64
+GROUPS_WITHOUT_MISS = 64
 
 
 class Located(NamedTuple):
-    """A group, and where its windows lie."""
+    """A group, and the place of its windows in memory."""
 
     group: Group
     windows: LocatedWindows
@@ -35,28 +35,35 @@ class ReadAhead:
     Args:
         located: groups with their windows, in order.
         depth: groups to announce ahead, 1 or more.
+        groups_without_miss: groups in a row after which data that is in memory counts as cached.
     """
 
-    def __init__(self, located: Iterator[Located], depth: int) -> None:
+    def __init__(
+        self,
+        located: Iterator[Located],
+        depth: int,
+        groups_without_miss: int = GROUPS_WITHOUT_MISS,
+    ) -> None:
         self._located = located
         self._depth = depth
         self._ahead: deque[Located] = deque()
-        self._announcing = _GROUPS_WITHOUT_MISS  # for so many more groups
+        self._groups_without_miss = groups_without_miss
+        self._num_to_announce = groups_without_miss
 
     def next(self) -> Located | None:
         """Returns the next group to gather; None after the last."""
         for one in islice(self._located, 1 + self._depth - len(self._ahead)):
             if not one.windows.is_cached():
                 self.missed()
-            if self._announcing:
-                self._announcing -= 1
+            if self._num_to_announce:
+                self._num_to_announce -= 1
                 one.windows.prefetch()
             self._ahead.append(one)
         return self._ahead.popleft() if self._ahead else None
 
     def missed(self) -> None:
-        """Announces again: a window was not in memory."""
-        self._announcing = _GROUPS_WITHOUT_MISS
+        """Begins announcing again: a window was not in memory."""
+        self._num_to_announce = self._groups_without_miss
 
 
 def read_ahead_depth(

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class LocalShard:
-    """What one or more devices of this process hold of every block: some rows, one shard of each.
+    """Rows of a block, one shard of each sequence, that one or more devices of this process hold.
 
     Args:
         begin, end: positions in `Placement.rows`.
-        seq_shard: which shard of the sequences, from 0.
-        devices: the devices that hold it.
+        seq_shard: number of the sequence shard, from 0.
+        devices: the devices, each of which holds all of this.
     """
 
     begin: int
@@ -39,7 +39,7 @@ class LocalShard:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where batches [batch_size, seq_len] go. Compared by its fields, so that it may be a key.
+    """Rows and columns of each batch [batch_size, seq_len] on each device. Hashable, by its fields.
 
     Args:
         sharding: how a batch lies on its devices.
@@ -87,7 +87,7 @@ class Placement:
 
     @property
     def spec(self) -> tuple[Any, Any]:
-        """Which mesh axes split rows and sequences. NamedShardings have it."""
+        """The mesh axes that split rows, and those that split sequences. NamedShardings only."""
         assert isinstance(self.sharding, NamedSharding)
         rows, columns, *_ = (*self.sharding.spec, None, None)
         return rows, columns
@@ -95,7 +95,7 @@ class Placement:
     def shardings(self, num_steps: int) -> tuple[Sharding, Sharding]:
         """Returns the shardings of a block [batch_size, columns] and of row counts [batch_size, 1].
 
-        Where num_steps is more than 1, both have a first axis more, which is not split.
+        Where num_steps is more than 1, both have one more axis, the first, which is not split.
         """
         return self._shardings_of_one if num_steps == 1 else self._shardings_of_several
 
@@ -114,7 +114,7 @@ class Placement:
 
     @cached_property
     def local_shards(self) -> tuple[LocalShard, ...]:
-        """What this process's devices hold, in the order of rows and shards of a sequence."""
+        """The shards that this process's devices hold, in the order of rows, then of sequence shards."""
         holders: dict[tuple[int, int, int], list[jax.Device]] = {}
         for device, (rows, columns) in self._local_slices().items():
             begin, end, _ = rows.indices(self.batch_size)
@@ -143,16 +143,18 @@ class Placement:
 def resolve_sharding(
     sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int
 ) -> Placement:
-    """Returns where batches go.
+    """Returns the placement of batches by a sharding.
 
     Args:
         sharding: a device, a sharding of [batch_size, seq_len], or None for JAX's default device now
-            (which other threads do not see: so this runs on the caller's).
+            (other threads do not see it, so call this on the user's).
+        batch_size: rows of the global batch.
+        seq_len: inputs in a row.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: batch_size or seq_len does not divide over it, it has more than two axes, none of its
-            devices is of this process, or it spans some processes of the program and not all.
+        TypeError: sharding is none of these.
+        ValueError: batch_size or seq_len does not divide over the sharding; or the sharding has more than
+            two axes, no device of this process, or devices of some processes of the program and not all.
     """
     if sharding is None:
         sharding = default_device()
@@ -169,7 +171,7 @@ def resolve_sharding(
             f"{sharding} is over a {type(sharding.mesh).__name__}, which has no devices; expected a "
             f"Mesh of devices: jax.make_mesh(...)"
         )
-    _check_processes(sharding)
+    check_processes(sharding, processes_of(sharding), jax.process_index(), jax.process_count())
     num_seq_shards = 1
     if isinstance(sharding, NamedSharding):
         num_seq_shards = _check_axes(sharding, batch_size, seq_len)
@@ -182,24 +184,31 @@ def default_device() -> jax.Device:
 
 
 def _with_spec(sharding: Sharding, *spec: Any) -> NamedSharding:
-    """Returns a sharding over the same mesh and memory; made once, for jax compares known ones faster."""
+    """Returns a sharding over the same mesh and memory. To keep: jax compares one it has seen faster."""
     assert isinstance(sharding, NamedSharding)
     return NamedSharding(sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
 
 
-def _check_processes(sharding: Sharding) -> None:
-    this, there = jax.process_index(), processes_of(sharding)
-    if this not in there:
+def check_processes(sharding: Sharding, there: list[int], here: int, count: int) -> None:
+    """Raises ValueError unless this process and either all the others or none have devices of a sharding.
+
+    Args:
+        sharding: for the message.
+        there: the processes that have devices of the sharding, ascending.
+        here: the number of this process.
+        count: processes of the program.
+    """
+    if here not in there:
         raise ValueError(
-            f"{sharding} has no device of this process, {this} of {jax.process_count()}, but of "
+            f"{sharding} has no device of this process, {here} of {count}, but of "
             f"{processes_in_words(there)}; make its mesh of all jax.devices(), or of "
             f"jax.local_devices() for batches of this process alone"
         )
-    if len(there) > 1 and len(there) < jax.process_count():
+    if 1 < len(there) < count:
         raise ValueError(
-            f"{sharding} has devices of {processes_in_words(there)}, but the program has "
-            f"{jax.process_count()} processes; make its mesh of all jax.devices(), or of "
-            f"jax.local_devices() for batches of one process alone"
+            f"{sharding} has devices of {processes_in_words(there)}, but the program has {count} "
+            f"processes; make its mesh of all jax.devices(), or of jax.local_devices() for batches of "
+            f"one process alone"
         )
     if len(there) > 1 and not isinstance(sharding, NamedSharding):
         raise ValueError(

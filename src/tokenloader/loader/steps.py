@@ -12,7 +12,7 @@ from tokenloader.plans.cursor import Cursor
 from tokenloader.plans.plan import checked_window_starts
 
 # A sample's plan arithmetic in blocks of 32 costs some fifty times what it does in blocks of 4,096.
-_PLANNED_SAMPLES = 4096
+PLANNED_SAMPLES = 4096
 
 
 class Step(NamedTuple):
@@ -23,16 +23,19 @@ class Step(NamedTuple):
     valid_targets: NDArray[np.int32] | None  # [n]
 
 
-def plan_steps(cursor: Cursor, rows: NDArray[np.int64]) -> Iterator[Step]:
+def plan_steps(
+    cursor: Cursor, rows: NDArray[np.int64], planned_samples: int = PLANNED_SAMPLES
+) -> Iterator[Step]:
     """Yields the steps from a cursor on.
 
     Args:
         rows: int64 [n], rows of the global batch.
+        planned_samples: samples to ask the plan for at a time.
     """
     plan, batch_size = cursor.plan, cursor.schedule.last.batch_size
     step, sample = cursor.step, cursor.sample
     while cursor.stop_step is None or step < cursor.stop_step:
-        num_steps = max(1, _PLANNED_SAMPLES // len(rows))
+        num_steps = max(1, planned_samples // len(rows))
         if cursor.stop_step is not None:
             num_steps = min(num_steps, cursor.stop_step - step)
         first = np.arange(sample, sample + num_steps * batch_size, batch_size, dtype=np.int64)

@@ -5,20 +5,24 @@ on after `device_put` has returned. Either way the host bytes must never be writ
 block is fresh from `LocatedWindows.copy`, is handed to jax once, and nobody keeps it. A view of the
 mapped file is never handed over.
 
-The order of the windows in a host block is known here only:
+Only this module knows the order of the windows in a host block. For two steps of four rows:
 
-    one process         several processes, each with shards of its own (here two: rows 0-1 and 2-3)
-    step 0  row 0       shard 0  step 0  row 0
-            row 1                        row 1
-            row 2                step 1  row 0
-            row 3                        row 1
-    step 1  row 0       shard 1  step 0  row 2
-            ...                          ...
+    all devices in one process      several processes, of which this one holds
+                                    two shards: rows 0-1 and rows 2-3
+    step 0  row 0                   shard 0  step 0  row 0
+            row 1                                    row 1
+            row 2                            step 1  row 0
+            row 3                                    row 1
+    step 1  row 0                   shard 1  step 0  row 2
+            row 1                                    row 3
+            row 2                            step 1  row 2
+            row 3                                    row 3
 
-In one process the host block is the block, and jax cuts it up; a row that is split into n sequence shards
-is n windows. In several, `device_put` of the whole would be a collective, so each shard is cut here.
+In one process jax cuts the block into the devices' shards; a row whose sequence is split into n shards
+is n windows, one after the other. In several processes `device_put` of a whole block would be a
+collective, so the block is cut here: the windows of a shard lie together, and each is one shard long.
 
-It runs on the background thread, which runs no jit and no collective.
+Transfers run on the background thread, which runs no jit and no collective.
 """
 
 from __future__ import annotations
@@ -37,10 +41,11 @@ def gather_starts(window_starts: NDArray[np.int64], placement: Placement) -> NDA
     """Returns where the windows of a host block begin, placement.window_len tokens each.
 
     Args:
-        window_starts: int64 [num_steps, n], for the placement's rows.
+        window_starts: int64 [num_steps, n], where the rows that this process holds begin.
+        placement: the sharding of the batches.
 
     Returns:
-        int64 [m], in the order shown above.
+        int64 [m], in the order drawn above.
     """
     if not placement.is_local:
         parts = [
@@ -64,16 +69,16 @@ def transfer(
 
     Args:
         windows: [m, placement.window_len], in the order of `gather_starts`.
-        valid_targets: how many targets count in each row that is here, [num_steps, n, 1]; or None.
-        placement: where to.
-        num_steps: steps that are sent as one.
+        valid_targets: int32 [num_steps, n, 1], targets that count in each row of this process; or None.
+        placement: the sharding of the batches.
+        num_steps: steps in the block.
 
     Returns:
-        The block, [batch_size, columns], and valid_targets, [batch_size, 1]; with a first axis of
+        The block, [batch_size, columns], and valid_targets, [batch_size, 1]; both with a first axis of
         num_steps where that is more than 1.
 
     Raises:
-        ValueError: an id does not fit in the int32 that jax will hold it in.
+        ValueError: an id does not fit in int32, in which batches hold ids.
     """
     windows = _narrowed(windows)
     steps = () if num_steps == 1 else (num_steps,)
@@ -129,5 +134,5 @@ def _narrowed(windows: NDArray[Any]) -> NDArray[Any]:
             f"token id {outside} does not fit in int32, in which batches hold ids; "
             f"are the dtype and byte order of the file right?"
         )
-    # int64 jax itself would narrow, without a check.
+    # jax itself would narrow int64 without a check.
     return windows.astype(np.int32) if windows.dtype.itemsize == 8 else windows

@@ -1,9 +1,9 @@
-"""Transforms under jit, compiled once however many loaders are made with one.
+"""Transforms under jit, each compiled once however many loaders are made with it.
 
 A loader may be made anew for every evaluation, which must not compile anew; and a transform may hold
-its loader (a bound method does), which must not be kept alive by what was compiled of it. So compiled
-functions are kept for as long as their transform lives, and refer to it weakly: the loader has the
-reference that counts.
+its loader (a bound method does), which its compiled function must not keep alive. So compiled functions
+are kept for as long as their transform lives, and refer to it weakly: the loader has the reference that
+counts.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from tokenloader.batches.split_sequences import on_shards, on_whole_rows
 from tokenloader.loader.sharding import Placement
 
 BatchMaker = Callable[..., tuple[Any, ...]]
-"""From what `transfer` returns (without the None) to what the transform makes of each step of the group."""
+"""A function of a block and, if the plan hides targets, of its valid targets; gives each step's batch."""
 
-_MAX_KEPT = 64  # a transform; each is for another shape or sharding
+# Compiled functions to keep for each transform; each is for another shape or sharding.
+MAX_KEPT = 64
 
 _kept: weakref.WeakKeyDictionary[Any, dict[Any, BatchMaker]] = weakref.WeakKeyDictionary()
 
 
 def compiled(transform: Transform[Any], placement: Placement, group_size: int) -> BatchMaker:
-    """Returns a transform under jit, for groups of steps."""
+    """Returns a transform under jit, for blocks of group_size steps."""
     is_ours = transform is next_token or isinstance(transform, SegmentDocuments)
-    # A user's own depends on the placement only where whole rows are gathered for it.
+    # A user's transform depends on the placement only where whole rows are gathered for it.
     needs = placement if is_ours or placement.splits_sequence else None
     key = (needs, placement.seq_len, group_size)
     makers: dict[Any, BatchMaker] = {}
-    # Kept where it is equal to itself only: another that is equal could outlive the one referred to.
+    # Kept only for a transform that equals no other: an equal one could outlive the one referred to.
     if type(transform).__hash__ is object.__hash__:  # type: ignore[comparison-overlap]
         with suppress(TypeError):  # a class with __slots__ may allow no weak references
             makers = _kept.setdefault(transform, makers)
     if key not in makers:
-        if len(makers) == _MAX_KEPT:
+        if len(makers) == MAX_KEPT:
             del makers[next(iter(makers))]
         makers[key] = _compile(transform, needs, placement.seq_len, group_size, is_ours)
     return makers[key]
