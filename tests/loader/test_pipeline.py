@@ -14,10 +14,10 @@ from helpers import OverProcesses, RecordedTokens, naive_gather
 from jax.sharding import SingleDeviceSharding
 
 from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs, open_tokens
-from tokenloader.loader.pipeline import major_page_faults, produce
+from tokenloader.loader.pipeline import produce
 from tokenloader.loader.read_ahead import GROUPS_WITHOUT_MISS
 from tokenloader.loader.sharding import resolve_sharding
-from tokenloader.loader.stats import Counters
+from tokenloader.loader.stats import Counters, count_page_faults
 from tokenloader.plans.cursor import BatchSizeSchedule, Cursor
 
 N, T = 1000, 9
@@ -47,9 +47,8 @@ def test_each_step_is_announced_once_in_order_and_well_before_it_is_gathered():
 def test_a_fault_while_gathering_counts_as_a_miss():
     faults = itertools.chain([0, 0] * 100, [0, 1], itertools.repeat(0))
     recorded = RecordedTokens(TOKENS, cached=True)
-    for _ in blocks_of(
-        recorded.tokens, RandomWindows(0), 2, 200, ahead_windows=16, count_faults=faults.__next__
-    ):
+    counters = Counters(count_faults=faults.__next__)
+    for _ in blocks_of(recorded.tokens, RandomWindows(0), 2, 200, ahead_windows=16, counters=counters):
         pass
     assert len(recorded.asked("gather")) == 200
     assert len(recorded.asked("prefetch")) == 2 * GROUPS_WITHOUT_MISS
@@ -74,9 +73,7 @@ def test_steps_that_are_sent_as_one_are_the_steps_one_by_one(plan, group):
     assert [block.step for block in grouped] == list(range(0, 20, group))
     assert sum(block.num_steps for block in grouped) == len(singly) == 20
     # The last is filled up, so that its shape is that of the others.
-    assert {block.tokens.shape for block in grouped} == {
-        (3, T + 1) if group == 1 else (group, 3, T + 1)
-    }
+    assert {block.tokens.shape for block in grouped} == {(3, T + 1) if group == 1 else (group, 3, T + 1)}
     for i, one in enumerate(singly):
         block, at = grouped[i // group], i % group
         assert at < block.num_steps
@@ -97,7 +94,8 @@ def test_a_block_is_held_by_whoever_took_it_alone_while_the_next_is_made():
             assert held[-1]() is None  # deleted on its device, too
         return 0
 
-    blocks = blocks_of(open_tokens(TOKENS), RandomWindows(0), 2, 10, count_faults=faults)
+    counters = Counters(count_faults=faults)
+    blocks = blocks_of(open_tokens(TOKENS), RandomWindows(0), 2, 10, counters=counters)
     for block in blocks:
         held.append(weakref.ref(block.tokens))
         del block
@@ -180,20 +178,13 @@ def test_over_several_processes_a_group_that_fails_is_not_split():
 
 def test_counters_are_the_seconds_and_faults_of_each_part():
     times, faults = iter([0.0, 1.0, 10.0, 12.0, 20.0, 24.0, 30.0, 38.0]), iter([5, 7, 7, 10])
-    counters = Counters()
-    for _ in blocks_of(
-        open_tokens(TOKENS),
-        RandomWindows(0),
-        2,
-        2,
-        counters=counters,
-        clock=times.__next__,
-        count_faults=faults.__next__,
-    ):
+    counters = Counters(clock=times.__next__, count_faults=faults.__next__)
+    for _ in blocks_of(open_tokens(TOKENS), RandomWindows(0), 2, 2, counters=counters):
         pass
-    assert counters == Counters(
-        gather_seconds=1.0 + 4.0, transfer_seconds=2.0 + 8.0, major_page_faults=2 + 3
-    )
+    assert counters.gather_seconds == 1.0 + 4.0
+    assert counters.transfer_seconds == 2.0 + 8.0
+    assert counters.major_page_faults == 2 + 3
+    assert (counters.batches, counters.wait_seconds) == (0, 0.0)  # the caller's
 
 
 def test_major_page_faults_are_those_of_the_thread_where_the_system_tells(monkeypatch):
@@ -206,7 +197,7 @@ def test_major_page_faults_are_those_of_the_thread_where_the_system_tells(monkey
     monkeypatch.setattr(resource, "getrusage", getrusage)
     monkeypatch.setattr(resource, "RUSAGE_THREAD", "this thread", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert major_page_faults() == 42
+    assert count_page_faults() == 42
     assert asked == ["this thread"]
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert major_page_faults() == 0
+    assert count_page_faults() == 0

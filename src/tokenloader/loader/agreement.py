@@ -79,9 +79,7 @@ def differences_in_words(described: list[dict[str, Any]], what: str) -> str:
         if len(holders) > 1:
             lines.append(
                 f"  {name}: "
-                + "; ".join(
-                    f"{value} on {processes_in_words(found)}" for value, found in holders.items()
-                )
+                + "; ".join(f"{value} on {processes_in_words(found)}" for value, found in holders.items())
             )
     return f"the processes of this run have different {what}:\n" + "\n".join(lines)
 

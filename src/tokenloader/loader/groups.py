@@ -35,13 +35,9 @@ class Group(NamedTuple):
 
 
 def group_size(batch_bytes: int, prefetch: int) -> int:
-    """Returns how many steps to group.
+    """Returns how many steps to group, of batch_bytes in this process.
 
     While one group is handed out others wait, together prefetch + 2 batches at most.
-
-    Args:
-        batch_bytes: bytes of one step that this process gathers.
-        prefetch: batches that may wait.
     """
     return max(1, min(1 + prefetch // 2, _GROUP_BYTES // batch_bytes))
 

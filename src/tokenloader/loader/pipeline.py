@@ -6,10 +6,7 @@ runs them all. The blocks that come out are on their way to the device.
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -36,13 +33,6 @@ class Block(NamedTuple):
     valid_targets: jax.Array | None  # [group size, B, 1]
 
 
-def major_page_faults() -> int:
-    """Returns the major page faults of the calling thread so far; 0 where the system does not tell."""
-    if sys.platform != "linux":
-        return 0
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-
-
 def produce(
     tokens: TokenArray,
     cursor: Cursor,
@@ -51,24 +41,12 @@ def produce(
     counters: Counters,
     *,
     ahead_windows: int = AHEAD_WINDOWS,
-    clock: Callable[[], float] = time.perf_counter,
-    count_faults: Callable[[], int] = major_page_faults,
 ) -> Iterator[Block]:
     """Yields the blocks of a run from a cursor on.
 
     A step that cannot be read or sent raises after the blocks of all steps before it. In one process, a
     group that fails is tried again step by step; several processes must launch the same programs, so
     there its error is raised as it is.
-
-    Args:
-        tokens: what to gather from.
-        cursor: the first step, and the plan.
-        placement: the sharding of the batches.
-        group_size: steps in a block.
-        counters: what gathering and transferring took is added to them.
-        ahead_windows: windows to announce ahead, at most; see `read_ahead_depth`.
-        clock: seconds.
-        count_faults: major page faults of the calling thread.
     """
     _let_malloc_keep_blocks()
     groups = group_steps(plan_steps(cursor, placement.rows), group_size)
@@ -76,7 +54,7 @@ def produce(
     depth = read_ahead_depth(group_size * len(placement.rows), window_bytes, ahead_windows)
     locate = partial(_locate, tokens, placement)
     ahead = ReadAhead(map(locate, groups), depth)
-    send = partial(_send, placement, counters, ahead, clock, count_faults)
+    send = partial(_send, placement, counters, ahead)
     while True:
         block = None  # the last one is its taker's alone while the next is made
         with TraceAnnotation("tokenloader.read_ahead"):
@@ -99,27 +77,20 @@ def _locate(tokens: TokenArray, placement: Placement, group: Group) -> Located:
     return Located(group, tokens.locate(starts, placement.window_len))
 
 
-def _send(
-    placement: Placement,
-    counters: Counters,
-    ahead: ReadAhead,
-    clock: Callable[[], float],
-    count_faults: Callable[[], int],
-    located: Located,
-) -> Block:
+def _send(placement: Placement, counters: Counters, ahead: ReadAhead, located: Located) -> Block:
     """Gathers and transfers a group. The host's block is jax's from here on, and nobody else's."""
     group, windows = located
     with TraceAnnotation("tokenloader.gather"):
-        began, faults_before = clock(), count_faults()
+        began, faults_before = counters.clock(), counters.count_faults()
         block = windows.copy()
-        if faults := count_faults() - faults_before:
+        if faults := counters.count_faults() - faults_before:
             counters.major_page_faults += faults
             ahead.missed()
-        counters.gather_seconds += clock() - began
+        counters.gather_seconds += counters.clock() - began
     with TraceAnnotation("tokenloader.transfer"):
-        began = clock()
+        began = counters.clock()
         on_device = transfer(block, group.valid_targets, placement, len(group.window_starts))
-        counters.transfer_seconds += clock() - began
+        counters.transfer_seconds += counters.clock() - began
     return Block(group.step, group.num_steps, *on_device)
 
 

@@ -69,9 +69,7 @@ class Prefetcher(Generic[T]):
         join_seconds: how long stop() waits for the thread.
     """
 
-    def __init__(
-        self, items: Iterator[T], depth: int, *, join_seconds: float = JOIN_SECONDS
-    ) -> None:
+    def __init__(self, items: Iterator[T], depth: int, *, join_seconds: float = JOIN_SECONDS) -> None:
         self._hands = _Hands(SimpleQueue(), SimpleQueue(), threading.Event())
         for _ in range(depth):
             self._hands.permits.put(None)

@@ -35,17 +35,12 @@ class ReadAhead:
     Args:
         located: groups with their windows, in order.
         depth: groups to announce ahead, 1 or more.
-        groups_without_miss: groups in a row after which data that is in memory counts as cached.
     """
 
     def __init__(
-        self,
-        located: Iterator[Located],
-        depth: int,
-        groups_without_miss: int = GROUPS_WITHOUT_MISS,
+        self, located: Iterator[Located], depth: int, groups_without_miss: int = GROUPS_WITHOUT_MISS
     ) -> None:
-        self._located = located
-        self._depth = depth
+        self._located, self._depth = located, depth
         self._ahead: deque[Located] = deque()
         self._groups_without_miss = groups_without_miss
         self._num_to_announce = groups_without_miss
@@ -66,9 +61,7 @@ class ReadAhead:
         self._num_to_announce = self._groups_without_miss
 
 
-def read_ahead_depth(
-    num_windows: int, window_bytes: int, ahead_windows: int = AHEAD_WINDOWS
-) -> int:
+def read_ahead_depth(num_windows: int, window_bytes: int, ahead_windows: int = AHEAD_WINDOWS) -> int:
     """Returns how many groups to announce ahead, for groups of so many windows."""
     windows = min(ahead_windows, _AHEAD_BYTES // window_bytes)
     return max(2, -(-windows // num_windows))

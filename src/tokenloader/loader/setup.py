@@ -48,9 +48,7 @@ class LoaderSetup:
         return {
             "tokens": self.tokens.fingerprint(),
             "plan": plan.key(0),
-            "windows of the plan": probe(
-                plan, min(_PROBED_SAMPLES, plan.num_samples or _PROBED_SAMPLES)
-            ),
+            "windows of the plan": probe(plan, min(_PROBED_SAMPLES, plan.num_samples or _PROBED_SAMPLES)),
             "end of the plan": plan.num_samples,
             "batch_size": self.placement.batch_size,
             "seq_len": self.placement.seq_len,
@@ -76,9 +74,7 @@ def check_setup(
         )
     checked_plan(plan)
     if transform is not None and not callable(transform):
-        raise TypeError(
-            f"transform is of type {type(transform).__name__}; expected a callable, or None"
-        )
+        raise TypeError(f"transform is of type {type(transform).__name__}; expected a callable, or None")
     batch_size = _positive("batch_size", batch_size)
     seq_len = _positive("seq_len", seq_len)
     prefetch = _positive("prefetch", prefetch)

@@ -140,9 +140,7 @@ class Placement:
         return {device: (index[0], index[1]) for device, index in held.items() if index}
 
 
-def resolve_sharding(
-    sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int
-) -> Placement:
+def resolve_sharding(sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int) -> Placement:
     """Returns the placement of batches by a sharding.
 
     Args:
@@ -190,14 +188,7 @@ def _with_spec(sharding: Sharding, *spec: Any) -> NamedSharding:
 
 
 def check_processes(sharding: Sharding, there: list[int], here: int, count: int) -> None:
-    """Raises ValueError unless this process and either all the others or none have devices of a sharding.
-
-    Args:
-        sharding: for the message.
-        there: the processes that have devices of the sharding, ascending.
-        here: the number of this process.
-        count: processes of the program.
-    """
+    """Raises ValueError unless the sharding has devices of this process (`here`) alone or of all `count`."""
     if here not in there:
         raise ValueError(
             f"{sharding} has no device of this process, {here} of {count}, but of "
@@ -288,9 +279,7 @@ def _warn_of_an_idle_accelerator(device: jax.Device) -> None:
             stacklevel=5,
         )
         return
-    if os.path.exists("/dev/nvidia0") and "cpu" not in (
-        getattr(jax.config, "jax_platforms", None) or ""
-    ):
+    if os.path.exists("/dev/nvidia0") and "cpu" not in (getattr(jax.config, "jax_platforms", None) or ""):
         warnings.warn(
             "batches will land on the CPU: this machine has an NVIDIA GPU, which the installed jax does "
             "not use. Install jax for CUDA (https://docs.jax.dev/en/latest/installation.html), or pass "

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -30,6 +34,11 @@ class LoaderStats:
     major_page_faults: int
 
 
+def count_page_faults() -> int:
+    """Returns the major page faults of the calling thread so far; 0 where the system does not tell."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt if sys.platform == "linux" else 0
+
+
 @dataclass
 class Counters:
     """Running counts. The caller's thread writes the first two, the background thread the others."""
@@ -39,6 +48,8 @@ class Counters:
     gather_seconds: float = 0.0
     transfer_seconds: float = 0.0
     major_page_faults: int = 0
+    clock: Callable[[], float] = time.perf_counter  # seconds
+    count_faults: Callable[[], int] = count_page_faults  # of the calling thread
 
     def snapshot(self, batch_tokens: int) -> LoaderStats:
         """Returns the counts now, for batches of so many inputs."""

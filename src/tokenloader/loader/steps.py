@@ -26,12 +26,7 @@ class Step(NamedTuple):
 def plan_steps(
     cursor: Cursor, rows: NDArray[np.int64], planned_samples: int = PLANNED_SAMPLES
 ) -> Iterator[Step]:
-    """Yields the steps from a cursor on.
-
-    Args:
-        rows: int64 [n], rows of the global batch.
-        planned_samples: samples to ask the plan for at a time.
-    """
+    """Yields the steps from a cursor on, each with these rows of the global batch, int64 [n]."""
     plan, batch_size = cursor.plan, cursor.schedule.last.batch_size
     step, sample = cursor.step, cursor.sample
     while cursor.stop_step is None or step < cursor.stop_step:

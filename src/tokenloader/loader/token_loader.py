@@ -229,9 +229,7 @@ class TokenLoader(Generic[T]):
                 state is not what get_state returns, or of a newer release.
             TypeError: state is not a mapping.
         """
-        with check_same_across_processes(
-            "states for set_state", not self._placement.is_local
-        ) as given:
+        with check_same_across_processes("states for set_state", not self._placement.is_local) as given:
             saved = from_dict(state)
             given.update(saved.to_dict(), strict=bool(strict))
         data = self.tokens.fingerprint()
@@ -243,9 +241,7 @@ class TokenLoader(Generic[T]):
                     f"Open what the state was saved with, or begin anew without set_state; strict=False "
                     f"goes on all the same"
                 )
-            message = (
-                f"going on from step {saved.step} of another run, as strict=False asks:{lines}"
-            )
+            message = f"going on from step {saved.step} of another run, as strict=False asks:{lines}"
             warnings.warn(message, stacklevel=2)
         self._move(self._cursor.restore(saved.schedule, saved.step))
 
@@ -284,9 +280,7 @@ class TokenLoader(Generic[T]):
         """Launches the transform on the block that has a step; does not wait for the device."""
         prefetcher = self._prefetcher
         if prefetcher is None:
-            blocks = produce(
-                self.tokens, self._cursor, self._placement, self._group_size, self._counters
-            )
+            blocks = produce(self.tokens, self._cursor, self._placement, self._group_size, self._counters)
             prefetcher = Prefetcher(blocks, self.prefetch // self._group_size)
             self._prefetcher = prefetcher
         block = self._wait_for(prefetcher)

@@ -90,9 +90,7 @@ def transfer(
         if valid_targets is None:
             return jax.device_put(block, block_sharding), None
         counts = valid_targets.reshape(row_shape)
-        both: tuple[jax.Array, jax.Array] = jax.device_put(
-            (block, counts), (block_sharding, row_sharding)
-        )
+        both: tuple[jax.Array, jax.Array] = jax.device_put((block, counts), (block_sharding, row_sharding))
         return both
 
     parts, counts_parts, devices, at = [], [], [], 0

@@ -86,9 +86,7 @@ def _compile(
     return jax.jit(make_batches, out_shardings=out_shardings)
 
 
-def _masking(
-    make_batch: Transform[Any], transform: Transform[Any], seq_len: int
-) -> Callable[..., Any]:
+def _masking(make_batch: Transform[Any], transform: Transform[Any], seq_len: int) -> Callable[..., Any]:
     """Returns a function that also masks the targets that the plan repeats, where it does."""
 
     def make(block: jax.Array, valid_targets: jax.Array | None = None) -> Any:
