@@ -32,8 +32,7 @@ def check_same_across_processes(what: str, enabled: bool) -> Iterator[dict[str, 
         what: a name for the values compared, for the error.
         enabled: False neither waits nor compares: the values are this process's own affair.
 
-    Yields:
-        A dict to fill with the values to compare, by name; JSON can hold each.
+    Yields a dict to fill with the values to compare, by name; JSON can hold each.
 
     Raises:
         ValueError: on every process, if one has another value or an error: each difference, and whose.

@@ -23,35 +23,22 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class LocalShard:
-    """Rows of a block, one shard of each sequence, that one or more devices of this process hold.
+    """Rows of a block, one shard of each sequence, that one or more devices of this process hold."""
 
-    Args:
-        begin, end: positions in `Placement.rows`.
-        seq_shard: number of the sequence shard, from 0.
-        devices: the devices, each of which holds all of this.
-    """
-
-    begin: int
+    begin: int  # position in Placement.rows, as end is
     end: int
-    seq_shard: int
-    devices: tuple[jax.Device, ...]
+    seq_shard: int  # from 0
+    devices: tuple[jax.Device, ...]  # each holds all of this
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Rows and columns of each batch [batch_size, seq_len] on each device. Hashable, by its fields.
-
-    Args:
-        sharding: how a batch lies on its devices.
-        batch_size: rows of the global batch.
-        seq_len: inputs in a row.
-        num_seq_shards: shards that each sequence is split into; 1 keeps sequences whole.
-    """
+    """Rows and columns of each batch [batch_size, seq_len] on each device. Hashable, by its fields."""
 
     sharding: Sharding
-    batch_size: int
-    seq_len: int
-    num_seq_shards: int
+    batch_size: int  # of the global batch
+    seq_len: int  # inputs in a row
+    num_seq_shards: int  # 1 keeps sequences whole
 
     @cached_property
     def is_local(self) -> bool:
@@ -188,7 +175,7 @@ def _with_spec(sharding: Sharding, *spec: Any) -> NamedSharding:
 
 
 def check_processes(sharding: Sharding, there: list[int], here: int, count: int) -> None:
-    """Raises ValueError unless the sharding has devices of this process (`here`) alone or of all `count`."""
+    """Raises ValueError unless a sharding has devices of this process (`here`) alone or of all `count`."""
     if here not in there:
         raise ValueError(
             f"{sharding} has no device of this process, {here} of {count}, but of "

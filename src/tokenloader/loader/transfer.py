@@ -38,14 +38,10 @@ from tokenloader.loader.sharding import Placement
 
 
 def gather_starts(window_starts: NDArray[np.int64], placement: Placement) -> NDArray[np.int64]:
-    """Returns where the windows of a host block begin, placement.window_len tokens each.
+    """Returns where the windows of a host block begin, in the order drawn above: int64 [m].
 
     Args:
         window_starts: int64 [num_steps, n], where the rows that this process holds begin.
-        placement: the sharding of the batches.
-
-    Returns:
-        int64 [m], in the order drawn above.
     """
     if not placement.is_local:
         parts = [
@@ -70,8 +66,6 @@ def transfer(
     Args:
         windows: [m, placement.window_len], in the order of `gather_starts`.
         valid_targets: int32 [num_steps, n, 1], targets that count in each row of this process; or None.
-        placement: the sharding of the batches.
-        num_steps: steps in the block.
 
     Returns:
         The block, [batch_size, columns], and valid_targets, [batch_size, 1]; both with a first axis of
@@ -111,10 +105,7 @@ def transfer(
 
 
 def _assembled(
-    shape: tuple[int, ...],
-    sharding: Sharding,
-    parts: list[NDArray[Any]],
-    devices: list[jax.Device],
+    shape: tuple[int, ...], sharding: Sharding, parts: list[NDArray[Any]], devices: list[jax.Device]
 ) -> jax.Array:
     on_device = jax.device_put(parts, devices)
     return jax.make_array_from_single_device_arrays(shape, sharding, on_device)
