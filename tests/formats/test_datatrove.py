@@ -50,9 +50,7 @@ def test_files_of_datatrove_are_opened(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_without_an_index_the_metadata_of_datatrove_tells_the_width_and_no_documents(
-    tmp_path, dtype
-):
+def test_without_an_index_the_metadata_of_datatrove_tells_the_width_and_no_documents(tmp_path, dtype):
     for suffix in ("", ".metadata"):
         shutil.copy(DATA / f"datatrove_{dtype}.ds{suffix}", tmp_path / f"t.ds{suffix}")
     with open_tokens(tmp_path / "t.ds") as tokens:
@@ -104,9 +102,7 @@ def test_dtype_may_be_given_for_a_datatrove_file_if_it_is_as_wide_as_its_tokens(
         ([], None, "0 bytes is not a whole number of document ends (8 bytes each, 1 or more)"),
     ],
 )
-def test_a_datatrove_file_that_its_index_does_not_fit_is_refused_with_both(
-    tmp_path, ends, metadata, named
-):
+def test_a_datatrove_file_that_its_index_does_not_fit_is_refused_with_both(tmp_path, ends, metadata, named):
     path = write_datatrove(tmp_path / "t.ds", TOKENS, ends, metadata)
     for given in (None, "uint16"):  # with dtype= too: a truncated .ds must not pass
         assert_raises(lambda given=given: open_tokens(path, dtype=given), str(path), named)
@@ -122,9 +118,7 @@ def test_a_stray_index_does_not_keep_other_files_from_being_opened(tmp_path):
     for name in ("train.bin", "part-0"):
         path = write_datatrove(tmp_path / name, TOKENS, [4711])
         np.testing.assert_array_equal(open_tokens(path, dtype="uint16")[:], TOKENS)
-        assert_raises(
-            lambda path=path: open_tokens(path), "by " + path.name + ".index it has 4,711 tokens"
-        )
+        assert_raises(lambda path=path: open_tokens(path), "by " + path.name + ".index it has 4,711 tokens")
     path = tmp_path / "t.npy"
     np.save(path, TOKENS)
     path.with_name("t.npy.index").write_bytes(b"?")
@@ -150,9 +144,7 @@ def test_an_index_that_was_exchanged_or_lost_after_opening_is_an_error(tmp_path)
     index_path = tmp_path / "t.ds.index"
     tokens = open_tokens(path)
     index_path.write_bytes(np.array([3, 9], "<u8").tobytes())
-    assert_raises(
-        lambda: tokens.documents, "its documents are tokens 0 to 9, and t.ds has tokens 0 to 10"
-    )
+    assert_raises(lambda: tokens.documents, "its documents are tokens 0 to 9, and t.ds has tokens 0 to 10")
     index_path.unlink()
     assert_raises(lambda: tokens.documents, str(index_path), error=FileNotFoundError)
     np.testing.assert_array_equal(tokens[:], TOKENS)
@@ -162,9 +154,7 @@ def test_an_index_is_not_read_to_open_its_data(tmp_path, monkeypatch):
     path = write_datatrove(tmp_path / "t.ds", np.zeros(10**6, np.uint16), np.arange(10**6) + 1)
     read = []
     fromfile = np.fromfile
-    monkeypatch.setattr(
-        np, "fromfile", lambda *args, **kw: read.append(fromfile(*args, **kw)) or read[-1]
-    )
+    monkeypatch.setattr(np, "fromfile", lambda *args, **kw: read.append(fromfile(*args, **kw)) or read[-1])
     tokens = open_tokens(path)
     assert sum(part.nbytes for part in read) == 8
     assert len(tokens.documents) == 10**6 + 1

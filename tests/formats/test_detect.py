@@ -37,9 +37,7 @@ def test_a_link_is_followed_and_a_name_may_be_in_any_script(file, tmp_path):
 
 
 def test_a_missing_file_is_refused_with_where_it_was_looked_for(tmp_path, monkeypatch):
-    assert_refused(
-        tmp_path / "gone.bin", "no such file", f"looked in {tmp_path}", error=FileNotFoundError
-    )
+    assert_refused(tmp_path / "gone.bin", "no such file", f"looked in {tmp_path}", error=FileNotFoundError)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape(f"(looked in {tmp_path / 'data'})")):
         open_tokens("data/gone.safetensors")
@@ -60,7 +58,7 @@ def test_the_error_says_of_each_format_why_the_file_is_not_of_it(file):
         "llm.c .bin (begins with neither 20240520 nor 20240801); ",
         "Megatron-LM .bin (there is no train.idx beside it); ",
         "datatrove .ds (there is no train.bin.index or .metadata beside it); ",
-        "headerless with JSON (no train.bin.json or train.json beside it names a dtype). ",
+        "headerless with JSON (no train.bin.json or train.json beside it names a dtype)",
     )
     assert_refused(
         file("train.bin", TOKENS.tobytes()),

@@ -33,10 +33,11 @@ def test_a_headerless_file_may_be_one_token(file):
 def test_a_headerless_file_without_dtype_is_refused_with_its_first_bytes(file, tmp_path):
     assert_refused(
         file("train.bin", TOKENS.tobytes()),
-        "it has 10 bytes and begins with 05 00 00 00 ff ff 50 c4 07 00. Tried: ",
-        f'open_tokens("{tmp_path / "train.bin"}", dtype="uint16")',
+        f"{tmp_path / 'train.bin'}: is of no known format. If it is headerless (nothing but tokens, as "
+        f'nanoGPT and OLMo-core write), pass dtype=, as in dtype="uint16". It has 10 bytes and begins with '
+        f"05 00 00 00 ff ff 50 c4 07 00. Tried: ",
     )
-    assert_refused(file("short.bin", b"\x01\x02"), "it has 2 bytes and begins with 01 02. Tried: ")
+    assert_refused(file("short.bin", b"\x01\x02"), "It has 2 bytes and begins with 01 02. Tried: ")
 
 
 @pytest.mark.parametrize(
@@ -58,9 +59,7 @@ def test_a_file_that_is_known_to_be_something_else_is_called_that(file, head, na
     assert len(open_tokens(file("raw.bin", head), dtype="uint8")) == len(head)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "itemsize"), [("uint16", 2), ("uint32", 4), ("int32", 4), ("int64", 8)]
-)
+@pytest.mark.parametrize(("dtype", "itemsize"), [("uint16", 2), ("uint32", 4), ("int32", 4), ("int64", 8)])
 def test_a_headerless_file_of_odd_size_is_refused_with_its_size(file, dtype, itemsize):
     assert_refused(
         file("train.bin", bytes(1001)),
@@ -74,7 +73,7 @@ def test_a_raw_file_named_npy_is_opened_with_dtype_and_explained_without(file):
     # OLMo-core writes raw tokens to files of this name.
     path = file("part-00.npy", TOKENS.tobytes())
     np.testing.assert_array_equal(open_tokens(path, dtype="uint16")[:], TOKENS)
-    assert_refused(path, "does not begin with 93 4e 55 4d 50 59", 'dtype="uint16")')
+    assert_refused(path, "does not begin with 93 4e 55 4d 50 59", 'as in dtype="uint16".')
 
 
 @pytest.mark.parametrize(

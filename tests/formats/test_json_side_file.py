@@ -77,9 +77,7 @@ def test_a_count_is_checked_against_the_size_also_with_dtype(described, name):
 
 def test_a_size_that_is_no_whole_number_of_tokens_is_refused(described):
     path = described({"dtype": "uint32"})
-    assert_refused(
-        path, "has 10 bytes, and train.json beside it says dtype uint32 (4 bytes a token)"
-    )
+    assert_refused(path, "has 10 bytes, and train.json beside it says dtype uint32 (4 bytes a token)")
 
 
 def test_dtype_may_be_given_if_it_agrees_and_the_file_is_then_headerless(described):

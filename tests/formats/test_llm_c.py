@@ -15,9 +15,7 @@ from tokenloader.tokens.writing import write_file
 TOKENS = np.array([5, 0, 65_535, 50_256, 7], np.uint16)
 
 
-@pytest.mark.parametrize(
-    ("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")]
-)
+@pytest.mark.parametrize(("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")])
 def test_an_llm_c_file_of_each_magic_is_opened(file, magic, version, dtype):
     tokens = TOKENS.astype(dtype)
     for name in ("fineweb_train_000001.bin", "tokens.npy", "3f2a9c"):
@@ -29,9 +27,7 @@ def test_an_llm_c_file_of_each_magic_is_opened(file, magic, version, dtype):
 
 def test_an_llm_c_file_by_hand_is_opened(file):
     head = bytes.fromhex("88d83401 01000000 02000000") + bytes(1012)
-    np.testing.assert_array_equal(
-        open_tokens(file("t.bin", head + b"\x05\0\x50\xc4"))[:], [5, 50256]
-    )
+    np.testing.assert_array_equal(open_tokens(file("t.bin", head + b"\x05\0\x50\xc4"))[:], [5, 50256])
 
 
 @pytest.mark.parametrize(
@@ -66,9 +62,7 @@ def test_a_damaged_llm_c_file_is_refused_with_what_is_wrong(file, data, named, d
     assert_refused(file("t.bin", data), named, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "magic", "version"), [("uint16", 20240520, 1), ("uint32", 20240801, 7)]
-)
+@pytest.mark.parametrize(("dtype", "magic", "version"), [("uint16", 20240520, 1), ("uint32", 20240801, 7)])
 def test_what_is_written_has_its_header_of_256_integers(tmp_path, dtype, magic, version):
     write_file(tmp_path / "t.bin", [np.arange(1000)], np.dtype(dtype), llm_c.WRITER)
     data = (tmp_path / "t.bin").read_bytes()
@@ -78,27 +72,24 @@ def test_what_is_written_has_its_header_of_256_integers(tmp_path, dtype, magic, 
 
 
 def test_no_other_dtype_is_written(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"an llm.c .bin file holds uint16 or uint32 tokens, not int64"
-    ):
+    with pytest.raises(ValueError, match=r"an llm.c .bin file holds uint16 or uint32 tokens, not int64"):
         write_file(tmp_path / "t.bin", [np.arange(5)], np.dtype("int64"), llm_c.WRITER)
     assert not list(tmp_path.iterdir())
 
 
 def test_it_counts_to_2_31_and_no_further():
-    llm_c.check(np.dtype("uint16"), 2**31 - 1)
     header = llm_c.header(np.dtype("uint16"), 2**31 - 1)
     assert header[8:12] == b"\xff\xff\xff\x7f"
     message = "it holds at most 2,147,483,647, and these are 2,147,483,648 or more"
     with pytest.raises(ValueError, match=message):
-        llm_c.check(np.dtype("uint16"), 2**31)
+        llm_c.header(np.dtype("uint16"), 2**31)
 
 
 def test_tokens_past_the_most_are_refused_while_they_are_written(tmp_path):
-    def check(dtype, num_tokens):
-        llm_c.check(dtype, num_tokens + 2**31 - 1 - 10)
+    def header(dtype, num_tokens):
+        return llm_c.header(dtype, num_tokens + 2**31 - 1 - 10)
 
-    writer = replace(llm_c.WRITER, check=check)
+    writer = replace(llm_c.WRITER, header=header)
     write_file(tmp_path / "t.bin", [np.arange(10)], np.dtype("uint16"), writer)
     with pytest.raises(ValueError, match="these are 2,147,483,648 or more"):
         write_file(tmp_path / "u.bin", [np.arange(10), np.arange(1)], np.dtype("uint16"), writer)

@@ -196,8 +196,8 @@ def test_training_and_held_out_files_are_never_joined(tmp_path, train, held_out)
     source = tmp_path / ("**/*.*" if "/" in train + held_out else "")
     message = fails(
         source,
-        f"{source}: has files that by their names are held out for evaluation "
-        f"({os.path.basename(held_out)}) and others ({os.path.basename(train)})",
+        f"{source}: has held-out files among others, by their names (others: {os.path.basename(train)}; "
+        f"held out for evaluation: {os.path.basename(held_out)})",
     )
     calls = re.findall(r"open_tokens\('([^']*)'\)", message)
     assert [open_tokens(call)[:].tolist() for call in calls] == [[1], [2]]
@@ -324,9 +324,7 @@ def test_an_index_leads_to_the_one_file_that_has_the_tensor(tmp_path):
     for i, key in ((1, "ids"), (2, "tokens"), (3, "weights")):
         save_file({key: np.array([i], np.uint16)}, tmp_path / f"m-0000{i}-of-00003.safetensors")
     weight_map = {"ids": 1, "tokens": 2, "weights": 3}
-    index = write_index(
-        tmp_path, {key: f"m-0000{i}-of-00003.safetensors" for key, i in weight_map.items()}
-    )
+    index = write_index(tmp_path, {key: f"m-0000{i}-of-00003.safetensors" for key, i in weight_map.items()})
     for key, value in weight_map.items():
         assert open_tokens(index, key=key)[:].tolist() == [value]
 

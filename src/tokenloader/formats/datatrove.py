@@ -10,6 +10,7 @@ Source: https://github.com/huggingface/datatrove/blob/main/src/datatrove/pipelin
 
 from __future__ import annotations
 
+import os.path
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
-from tokenloader.formats.format import (
-    Candidate,
-    DoubtfulFormatError,
-    Format,
-    NotThisFormatError,
-    is_there,
-)
+from tokenloader.formats.format import Candidate, DoubtfulFormatError, Format, NotThisFormatError
+
+_SIDE_SUFFIXES = ".index", ".metadata", ".loss"
 
 
 def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
@@ -33,9 +30,10 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
     """
     path, size_bytes = candidate.path, candidate.size_bytes
     index_path, metadata_path = (path.with_name(path.name + suffix) for suffix in (".index", ".metadata"))
-    if is_there(index_path):
+    # os.path.isfile, which is also False for a name longer than names may be.
+    if os.path.isfile(index_path):
         num_tokens, teller = _last_document_end(index_path), index_path
-    elif is_there(metadata_path):
+    elif os.path.isfile(metadata_path):
         num_tokens, teller = _count_in_metadata(metadata_path), metadata_path
     else:
         raise NotThisFormatError(f"there is no {path.name}.index or .metadata beside it")
@@ -53,8 +51,7 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
 
 def read_boundaries(index_path: Path) -> NDArray[np.int64]:
     """Reads document boundaries, int64 [num_documents + 1] in tokens."""
-    ends = np.fromfile(index_path, "<u8").astype(np.int64)
-    return np.concatenate([np.zeros(1, np.int64), ends])
+    return np.append(0, np.fromfile(index_path, "<u8").astype(np.int64))
 
 
 def _last_document_end(index_path: Path) -> int:
@@ -76,10 +73,5 @@ def _count_in_metadata(metadata_path: Path) -> int:
 
 
 FORMAT = Format(
-    "datatrove .ds",
-    find,
-    (".ds",),
-    side_suffixes=(".index", ".metadata", ".loss"),
-    tells_dtype=False,
-    read_boundaries=read_boundaries,
+    "datatrove .ds", find, (".ds",), _SIDE_SUFFIXES, tells_dtype=False, read_boundaries=read_boundaries
 )

@@ -14,29 +14,19 @@ if TYPE_CHECKING:
 
 TOKEN_DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "int64"))
 DTYPE_NAMES = ", ".join(dtype.name for dtype in TOKEN_DTYPES)
-
 CONVERT_IT = ", so convert with .astype(...) first"  # a remedy for data of another dtype
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Tokens that lie end to end in one file.
-
-    Args:
-        path: the file.
-        offset_bytes: bytes before the first token; any number (safetensors data may start anywhere).
-        dtype: numpy dtype of one token, one of TOKEN_DTYPES.
-        num_tokens: number of tokens, 1 or more.
-        format: the format of the file.
-        index_path: the file beside it that says where documents end, if there is one.
-    """
+    """Tokens that lie end to end in one file."""
 
     path: Path
-    offset_bytes: int
-    dtype: np.dtype[Any]
-    num_tokens: int
+    offset_bytes: int  # before the first token; any number (safetensors data may start anywhere)
+    dtype: np.dtype[Any]  # numpy dtype of one token, one of TOKEN_DTYPES
+    num_tokens: int  # 1 or more
     format: Format
-    index_path: Path | None = None
+    index_path: Path | None = None  # the file beside it that says where documents end, if there is one
 
     @property
     def nbytes(self) -> int:
@@ -45,11 +35,7 @@ class Extent:
 
 
 def token_dtype(dtype: DTypeLike, where: str, remedy: str = "") -> np.dtype[Any]:
-    """Returns the dtype, in native byte order, if tokens may have it.
-
-    Raises:
-        ValueError: tokens may not; the message begins with `where` and ends with `remedy`.
-    """
+    """Returns a dtype of tokens in native byte order; else ValueError, which begins with `where`."""
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -64,27 +50,18 @@ def token_dtype(dtype: DTypeLike, where: str, remedy: str = "") -> np.dtype[Any]
 
 
 def flat_extent(
-    path: Path,
-    what: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    offset_bytes: int,
-    data_bytes: int,
-    format: Format,
+    path: Path, what: str, dtype: DTypeLike, shape: tuple[int, ...], data: range, format: Format
 ) -> Extent:
-    """Checks what a header promises: one flat axis, a token dtype, and as many bytes as there are."""
+    """Checks what a header promises: one flat axis of a token dtype that takes all bytes of `data`."""
     if len(shape) != 1:
-        raise ValueError(
-            f"{path}: {what} has shape {shape}; tokens must be one flat axis. "
-            f"Write it flat: array.reshape(-1)"
-        )
-    dtype = token_dtype(dtype, f"{path}: {what} is of dtype ", CONVERT_IT)
-    extent = Extent(path, offset_bytes, dtype, shape[0], format)
+        raise ValueError(f"{path}: {what} has shape {shape}; expected one flat axis: array.reshape(-1)")
+    found = token_dtype(dtype, f"{path}: {what} is of dtype ", CONVERT_IT)
+    extent = Extent(path, data.start, found, shape[0], format)
     if extent.num_tokens == 0:
         raise ValueError(f"{path}: {what} has no tokens")
-    if extent.nbytes != data_bytes:
+    if extent.nbytes != len(data):
         raise ValueError(
-            f"{path}: the header promises {extent.nbytes:,} bytes of tokens, the file has {data_bytes:,}; "
+            f"{path}: the header promises {extent.nbytes:,} bytes of tokens, the file has {len(data):,}; "
             f"is the download or conversion complete? Fetch or write it again"
         )
     return extent

@@ -6,7 +6,6 @@ To add a format, write a module with a function `find` and a constant FORMAT, an
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable
@@ -19,8 +18,6 @@ from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
 
-_HEAD_BYTES = 1024
-
 
 class NotThisFormatError(ValueError):
     """The file is not of the format that was tried; the message says why."""
@@ -32,72 +29,47 @@ class DoubtfulFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A file whose format is to be found.
-
-    Args:
-        path: the file.
-        size_bytes: size of the whole file, 1 or more.
-        head: its first 1,024 bytes, or all if it has fewer.
-    """
+    """A file whose format is to be found."""
 
     path: Path
-    size_bytes: int
-    head: bytes
-
-
-def _accept_all(dtype: np.dtype[Any], num_tokens: int) -> None:
-    """Accepts tokens of every dtype, in any number."""
+    size_bytes: int  # 1 or more
+    head: bytes  # the first 1,024 bytes, or all if there are fewer
 
 
 @dataclass(frozen=True)
 class Writer:
     """How files of a format are written: a header, then the tokens.
 
-    Args:
-        name: what `--to` calls the format.
-        suffix: the suffix of a path that implies the format, if one does.
-        header: makes the bytes before the tokens, of one length for all counts.
-        check: raises ValueError if a file cannot hold so many tokens of this dtype.
+    `header` makes the bytes before the tokens, of one length for all counts. It raises ValueError if a file
+    cannot hold so many tokens of this dtype.
     """
 
-    name: str
-    suffix: str | None
+    name: str  # what `--to` calls the format
+    suffix: str | None  # the suffix of a path that implies the format, if one does
     header: Callable[[np.dtype[Any], int], bytes]
-    check: Callable[[np.dtype[Any], int], None] = _accept_all
 
 
 @dataclass(frozen=True)
 class Format:
     """A format of token files.
 
-    Args:
-        name: its name in words.
-        find: finds the tokens of a candidate, given key= and dtype=. It raises NotThisFormatError when
-            the file is not of the format, ValueError when it is and is damaged, and DoubtfulFormatError
-            when headerless tokens might look like this by chance.
-        suffixes: suffixes by which a directory's shards are known.
-        side_suffixes: suffixes of files beside the tokens, which patterns leave out.
-        tells_dtype: whether a file tells its dtype in full, so that dtype= is refused.
-        read_boundaries: reads document boundaries, int64 [num_documents + 1], from an index file.
-        writer: writes the format, if it can be written.
+    `find` finds the tokens of a candidate, given key= and dtype=. It raises NotThisFormatError when the
+    file is not of the format, ValueError when it is and is damaged, and DoubtfulFormatError when headerless
+    tokens might look like this by chance.
     """
 
     name: str
     find: Callable[[Candidate, str, np.dtype[Any] | None], Extent]
-    suffixes: tuple[str, ...]
-    side_suffixes: tuple[str, ...] = ()
-    tells_dtype: bool = True
+    suffixes: tuple[str, ...]  # of token files, by which a directory's shards are known
+    side_suffixes: tuple[str, ...] = ()  # of files beside the tokens, which patterns leave out
+    tells_dtype: bool = True  # in full, so that dtype= is refused
+    # Reads document boundaries, int64 [num_documents + 1] in tokens, from an index file.
     read_boundaries: Callable[[Path], NDArray[np.int64]] | None = None
     writer: Writer | None = None
 
 
 def look_at(path: Path) -> Candidate:
-    """Reads what all formats look at.
-
-    Raises:
-        OSError: the file is missing, a directory, or cannot be read.
-        ValueError: it is empty, or a pipe or device.
-    """
+    """Reads what all formats look at; refuses a file that is missing, empty, a pipe or a device."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -105,31 +77,16 @@ def look_at(path: Path) -> Candidate:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ValueError(f"{path}: is a pipe or a device; write its tokens to a file and open that")
     with path.open("rb") as file:
-        size_bytes, head = os.fstat(file.fileno()).st_size, file.read(_HEAD_BYTES)
+        size_bytes, head = os.fstat(file.fileno()).st_size, file.read(1024)
     if size_bytes == 0:
         raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
     return Candidate(path, size_bytes, head)
 
 
-def is_there(path: Path) -> bool:
-    """Whether there is such a file; there is none with a name longer than names may be."""
-    try:
-        return path.is_file()
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        return False
-
-
 def read_document_boundaries(extent: Extent) -> NDArray[np.int64]:
     """Reads where documents begin and end, int64 [num_documents + 1] in tokens: 0, ..., num_tokens.
 
-    Args:
-        extent: tokens with an index_path.
-
-    Raises:
-        OSError: the index cannot be read.
-        ValueError: the index does not fit the tokens.
+    Raises ValueError if the index does not fit the tokens.
     """
     index_path, read = extent.index_path, extent.format.read_boundaries
     assert index_path is not None

@@ -1,7 +1,4 @@
-"""Headerless files: nothing but tokens, little-endian, as nanoGPT and OLMo-core write.
-
-The caller tells the dtype.
-"""
+"""Headerless files, as nanoGPT and OLMo-core write: nothing but little-endian tokens, of a dtype given."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _OTHER_FILES = {
     b"PK\x03\x04": "a zip archive (.npz, or PyTorch's); load it, and write its array with np.save",
     b"\x1f\x8b": "gzip; decompress it first",
     b"\x28\xb5\x2f\xfd": "zstd; decompress it first",
-    struct.pack("<i", 20240522): ("llm.c's evaluation file, multiple-choice examples and no token axis"),
+    struct.pack("<i", 20240522): "llm.c's evaluation file, multiple-choice examples and no token axis",
     struct.pack(">i", 20240520): _BIG_ENDIAN_LLM_C,
     struct.pack(">i", 20240801): _BIG_ENDIAN_LLM_C,
 }
@@ -42,16 +39,8 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
 
 def other_file(candidate: Candidate) -> str | None:
     """Says what a file is that is known by its first bytes to hold no token axis, and what to do."""
-    for magic, what in _OTHER_FILES.items():
-        if candidate.head.startswith(magic):
-            return what
-    return None
+    return next((what for magic, what in _OTHER_FILES.items() if candidate.head.startswith(magic)), None)
 
 
-def header(dtype: np.dtype[Any], num_tokens: int) -> bytes:
-    """Makes no bytes: nothing stands before the tokens."""
-    return b""
-
-
-WRITER = Writer("raw", None, header)
+WRITER = Writer("raw", None, lambda dtype, num_tokens: b"")
 FORMAT = Format("headerless", find, (".bin", ".npy"), tells_dtype=False, writer=WRITER)

@@ -9,6 +9,7 @@ tofile keep such files; there is no specification.
 from __future__ import annotations
 
 import json
+import os.path
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from tokenloader.formats.extent import DTYPE_NAMES, TOKEN_DTYPES, Extent
-from tokenloader.formats.format import Candidate, Format, NotThisFormatError, is_there
+from tokenloader.formats.format import Candidate, Format, NotThisFormatError
 from tokenloader.formats.headerless import other_file
 
-_DTYPES = {dtype.name: dtype for dtype in TOKEN_DTYPES}
 _COUNTS = "num_tokens", "n_tokens", "token_count"
 _MOST_BYTES = 1 << 20  # a larger file is data of its own, and not read
 
@@ -35,14 +35,13 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
     if what := other_file(candidate):
         raise NotThisFormatError(f"is {what}")
     side_path, fields = _read_side_file(path)
-    named = fields["dtype"]
-    found = _DTYPES.get(named) if isinstance(named, str) else None
+    found = next((known for known in TOKEN_DTYPES if known.name == fields["dtype"]), None)
     if found is None:
         if dtype is not None:  # the JSON file is about something else, such as a model
             raise NotThisFormatError(f"{side_path.name} beside it names no dtype of tokens")
         raise ValueError(
-            f'{side_path}: its "dtype" is {reprlib.repr(named)}; expected one of {DTYPE_NAMES}. Correct '
-            f"it, or if it does not describe {path.name} pass dtype="
+            f'{side_path}: its "dtype" is {reprlib.repr(fields["dtype"])}; expected one of {DTYPE_NAMES}. '
+            f"Correct it, or if it does not describe {path.name} pass dtype="
         )
     if dtype is not None and dtype != found:
         raise ValueError(
@@ -66,7 +65,8 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
 def _read_side_file(path: Path) -> tuple[Path, dict[str, Any]]:
     """Reads the first JSON object beside a file that has a "dtype"."""
     for side_path in (path.with_name(path.name + ".json"), path.with_suffix(".json")):
-        if is_there(side_path) and side_path.stat().st_size <= _MOST_BYTES:
+        # os.path.isfile, which is also False for a name longer than names may be.
+        if os.path.isfile(side_path) and side_path.stat().st_size <= _MOST_BYTES:
             try:
                 fields = json.loads(side_path.read_bytes())
             except (ValueError, RecursionError):

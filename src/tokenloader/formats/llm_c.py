@@ -1,7 +1,6 @@
 """llm.c's .bin files, also modded-nanogpt's.
 
-256 little-endian int32, of which the first three are magic number, version and token count; then the
-tokens.
+256 little-endian int32, the first three magic number, version and token count; then the tokens.
 
 Source: https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py
 """
@@ -17,12 +16,9 @@ from tokenloader.formats.extent import Extent, flat_extent
 from tokenloader.formats.format import Candidate, Format, NotThisFormatError, Writer
 
 _HEADER_BYTES = 1024
-_VERSIONS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic: version, dtype
-    20240520: (1, np.dtype("uint16")),  # gpt-2
-    20240801: (7, np.dtype("uint32")),  # llama-3
-}
-_MAGIC = {dtype.name: (magic, version) for magic, (version, dtype) in _VERSIONS.items()}
-_MOST_TOKENS = 2**31 - 1  # its count is an int32
+_VERSIONS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # version and dtype by magic: gpt-2, llama-3
+_MAGIC = {dtype: (magic, version) for magic, (version, dtype) in _VERSIONS.items()}
+_MAX_TOKENS = 2**31 - 1
 
 
 def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
@@ -48,31 +44,23 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
             f"{path}: its llm.c header counts {num_tokens:,} tokens; the format counts up to 2**31 - 1, "
             f"so write more of them as several files"
         )
-    data_bytes = size_bytes - _HEADER_BYTES
-    return flat_extent(path, "the data", found, (num_tokens,), _HEADER_BYTES, data_bytes, FORMAT)
+    return flat_extent(path, "the data", found, (num_tokens,), range(_HEADER_BYTES, size_bytes), FORMAT)
 
 
 def header(dtype: np.dtype[Any], num_tokens: int) -> bytes:
     """Makes the 256 integers before the tokens."""
-    check(dtype, num_tokens)
-    values = np.zeros(_HEADER_BYTES // 4, "<i4")
-    values[:3] = (*_MAGIC[dtype.name], num_tokens)
-    return values.tobytes()
-
-
-def check(dtype: np.dtype[Any], num_tokens: int) -> None:
-    """Raises ValueError if an llm.c file cannot hold so many tokens of this dtype."""
     if dtype.name not in _MAGIC:
         raise ValueError(
             f"an llm.c .bin file holds {' or '.join(_MAGIC)} tokens, not {dtype}; say which: "
             f"--dtype {' or --dtype '.join(_MAGIC)}"
         )
-    if num_tokens > _MOST_TOKENS:
+    if num_tokens > _MAX_TOKENS:
         raise ValueError(
-            f"an llm.c .bin file counts its tokens in an int32, so it holds at most {_MOST_TOKENS:,}, and "
+            f"an llm.c .bin file counts its tokens in an int32, so it holds at most {_MAX_TOKENS:,}, and "
             f"these are {num_tokens:,} or more; write another format, or write parts"
         )
+    return struct.pack("<3i", *_MAGIC[dtype.name], num_tokens).ljust(_HEADER_BYTES, b"\0")
 
 
-WRITER = Writer("llm.c", None, header, check)
+WRITER = Writer("llm.c", None, header)
 FORMAT = Format("llm.c .bin", find, (".bin",), writer=WRITER)

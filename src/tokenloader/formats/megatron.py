@@ -20,17 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
-from tokenloader.formats.format import Candidate, Format, NotThisFormatError
+from tokenloader.formats.format import Candidate, Format, NotThisFormatError, look_at
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-_DTYPES = {
-    code: np.dtype(name)
-    for code, name in enumerate(
-        ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"), start=1
-    )
-}
-_CHECKED_AT_OPEN = 1 << 15  # sequences at each end; 400 KiB of the index
+_DTYPES = dict(enumerate(("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"), 1))
+_CHECKED_AT_OPEN = 1 << 15  # sequences at each end, 400 KiB of the index; the others with the documents
+_AGAIN = "fetch or write the index again"
 
 
 class _Index(NamedTuple):
@@ -41,8 +37,7 @@ class _Index(NamedTuple):
 
     def lengths(self, first: int, count: int) -> NDArray[np.int64]:
         """Reads the lengths of sequences from `first` on, int64 [count] in tokens."""
-        at = _HEADER.size + 4 * first
-        return np.fromfile(self.path, "<i4", count, offset=at).astype(np.int64)
+        return np.fromfile(self.path, "<i4", count, offset=_HEADER.size + 4 * first).astype(np.int64)
 
     def pointers(self, first: int, count: int) -> NDArray[np.int64]:
         """Reads where sequences from `first` on begin, int64 [count] in bytes."""
@@ -55,17 +50,8 @@ class _Index(NamedTuple):
         return np.fromfile(self.path, "<i8", self.num_entries, offset=at)
 
 
-def find(
-    candidate: Candidate,
-    key: str,
-    dtype: np.dtype[Any] | None,
-    *,
-    checked_at_open: int = _CHECKED_AT_OPEN,
-) -> Extent:
-    """Finds the tokens of PREFIX.bin and PREFIX.idx, given either.
-
-    The first and the last `checked_at_open` sequences are checked, the others with the documents.
-    """
+def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
+    """Finds the tokens of PREFIX.bin and PREFIX.idx, given either."""
     path = candidate.path
     if candidate.head.startswith(_MAGIC):
         index_path, path = path, path.with_suffix(".bin")
@@ -79,89 +65,74 @@ def find(
         if path.suffix != ".bin" or not index_path.is_file():
             raise NotThisFormatError(f"there is no {path.stem}.idx beside it")
     index = _read_header(index_path)
-    count = min(index.num_sequences, checked_at_open)
+    count = min(index.num_sequences, _CHECKED_AT_OPEN)
     if count < index.num_sequences:
         _check_sequences(index, 0, count)
     end_bytes = _check_sequences(index, index.num_sequences - count, count)
-    size_bytes = path.stat().st_size
+    size_bytes = look_at(path).size_bytes
     if end_bytes != size_bytes:
         raise ValueError(
             f"{path}: has {size_bytes:,} bytes, and by {index_path.name} its tokens end at byte "
             f"{end_bytes:,}; is one of the two truncated, or of another data set?"
         )
     num_tokens = end_bytes // index.dtype.itemsize
-    if not num_tokens:
-        raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
     # A writer that was never told where a document ends leaves one entry, 0.
-    documents = index_path if index.num_entries > 1 else None
-    return Extent(path, 0, index.dtype, num_tokens, FORMAT, documents)
+    return Extent(path, 0, index.dtype, num_tokens, FORMAT, index_path if index.num_entries > 1 else None)
 
 
 def read_boundaries(index_path: Path) -> NDArray[np.int64]:
     """Reads document boundaries, int64 [num_documents + 1] in tokens, and checks all sequences."""
     index = _read_header(index_path)
     _check_sequences(index, 0, index.num_sequences)
-    begins = np.zeros(index.num_sequences + 1, np.int64)
-    np.cumsum(index.lengths(0, index.num_sequences), out=begins[1:])
+    begins = np.append(0, index.lengths(0, index.num_sequences).cumsum())
     entries = index.entries()
     outside = np.flatnonzero((entries < 0) | (entries > index.num_sequences))
     if outside.size:
         raise ValueError(
             f"{index_path}: document entry {outside[0]:,} is sequence {entries[outside[0]]:,}, and there "
-            f"are {index.num_sequences:,}; fetch or write the index again"
+            f"are {index.num_sequences:,}; {_AGAIN}"
         )
     return begins[entries]
 
 
-def _read_header(index_path: Path) -> _Index:
-    size_bytes = index_path.stat().st_size
-    with index_path.open("rb") as file:
+def _read_header(path: Path) -> _Index:
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file:
         header = file.read(_HEADER.size)
     if not header.startswith(_MAGIC):
-        raise NotThisFormatError(f"{index_path.name} beside it is no Megatron-LM index")
+        raise NotThisFormatError(f"{path.name} beside it is no Megatron-LM index")
     if len(header) < _HEADER.size:
         raise ValueError(
-            f"{index_path}: is cut off in its header, after {size_bytes} of {_HEADER.size} "
-            f"bytes; fetch or write it again"
+            f"{path}: is cut off in its header, after {size_bytes} of {_HEADER.size} bytes; {_AGAIN}"
         )
     _, version, code, num_sequences, num_entries = _HEADER.unpack(header)
     if version != 1:
-        raise ValueError(
-            f"{index_path}: is of version {version} of the format; expected version 1. Fetch or write it "
-            f"again"
-        )
+        raise ValueError(f"{path}: is of version {version} of the format; expected version 1, so {_AGAIN}")
     if code not in _DTYPES:
-        known = ", ".join(f"{code} ({dtype})" for code, dtype in _DTYPES.items())
-        raise ValueError(
-            f"{index_path}: the code of its dtype is {code}; expected one of {known}. Fetch or write it "
-            f"again"
-        )
-    dtype = token_dtype(_DTYPES[code], f"{index_path}: its data is of dtype ", CONVERT_IT)
+        known = ", ".join(f"{code} ({name})" for code, name in _DTYPES.items())
+        raise ValueError(f"{path}: the code of its dtype is {code}; expected one of {known}, so {_AGAIN}")
+    dtype = token_dtype(_DTYPES[code], f"{path}: its data is of dtype ", CONVERT_IT)
     expected = _HEADER.size + 12 * num_sequences + 8 * num_entries
     if size_bytes not in (expected, expected + num_sequences):  # with modes, in multimodal data
         raise ValueError(
-            f"{index_path}: has {size_bytes:,} bytes, and {num_sequences:,} sequences and {num_entries:,} "
-            f"document entries, as its header says, take {expected:,}; fetch or write it again"
+            f"{path}: has {size_bytes:,} bytes, and {num_sequences:,} sequences and {num_entries:,} "
+            f"document entries, as its header says, take {expected:,}; {_AGAIN}"
         )
-    return _Index(index_path, dtype, num_sequences, num_entries)
+    return _Index(path, dtype, num_sequences, num_entries)
 
 
 def _check_sequences(index: _Index, first: int, count: int) -> int:
-    """Checks that sequences lie end to end, and returns the byte where the last of them ends."""
+    """Checks that sequences lie end to end; returns the byte at which the last of them ends."""
     if not count:
         return 0
     lengths, pointers = index.lengths(first, count), index.pointers(first, count)
     ends = pointers + lengths * index.dtype.itemsize
-    negative = np.flatnonzero(lengths < 0)
-    if negative.size:
-        raise ValueError(
-            f"{index.path}: sequence {first + negative[0]:,} has {lengths[negative[0]]:,} tokens; fetch or "
-            f"write the index again"
-        )
+    if (lengths < 0).any():
+        at = int((lengths < 0).argmax())
+        raise ValueError(f"{index.path}: sequence {first + at:,} has {lengths[at]:,} tokens; {_AGAIN}")
     before = np.concatenate([[pointers[0] if first else 0], ends[:-1]])
-    elsewhere = np.flatnonzero(pointers != before)
-    if elsewhere.size:
-        at = int(elsewhere[0])
+    if (pointers != before).any():
+        at = int((pointers != before).argmax())
         raise ValueError(
             f"{index.path}: sequence {first + at:,} begins at byte {pointers[at]:,} and the tokens before "
             f"it end at byte {before[at]:,}; to be one token axis the sequences must lie end to end and in "
@@ -170,6 +141,4 @@ def _check_sequences(index: _Index, first: int, count: int) -> int:
     return int(ends[-1])
 
 
-FORMAT = Format(
-    "Megatron-LM .bin", find, (".bin",), side_suffixes=(".idx",), read_boundaries=read_boundaries
-)
+FORMAT = Format("Megatron-LM .bin", find, (".bin",), (".idx",), read_boundaries=read_boundaries)

@@ -33,9 +33,8 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
                 raise ValueError(f"format version {version}; known are 1.0, 2.0 and 3.0")
         except Exception as error:
             raise ValueError(f"{path}: corrupt .npy header ({error}); fetch or write it again") from error
-        offset_bytes = file.tell()
-    data_bytes = candidate.size_bytes - offset_bytes
-    return flat_extent(path, "the array", found, shape, offset_bytes, data_bytes, FORMAT)
+        data = range(file.tell(), candidate.size_bytes)
+    return flat_extent(path, "the array", found, shape, data, FORMAT)
 
 
 def header(dtype: np.dtype[Any], num_tokens: int) -> bytes:

@@ -1,16 +1,17 @@
 """Safetensors files: their tensors, and the files that an index names.
 
-A file is a u64 little-endian header length N, a JSON header, and data from byte 8 + N. It is validated
-by the safetensors library; the header is then read once more for the offsets, which the library does
-not tell. An index file, NAME.safetensors.index.json, is {"weight_map": {tensor: file}}.
+A file is a u64 little-endian header length N, a JSON header, and data from byte 8 + N. It is validated by
+the safetensors library; the header is then read once more for the offsets, which the library does not tell.
+An index file, NAME.safetensors.index.json, is {"weight_map": {tensor: file}}.
 
-Sources: https://github.com/safetensors/safetensors#format; huggingface_hub's
-serialization module, which writes the index.
+Sources: https://github.com/safetensors/safetensors#format; huggingface_hub's serialization module, which
+writes the index.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,44 +21,23 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from tokenloader.formats.extent import Extent, flat_extent
-from tokenloader.formats.format import (
-    Candidate,
-    DoubtfulFormatError,
-    Format,
-    NotThisFormatError,
-    Writer,
-)
+from tokenloader.formats.format import Candidate, DoubtfulFormatError, Format, NotThisFormatError, Writer
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "U8": np.dtype("uint8"),
-    "U16": np.dtype("<u2"),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "I64": np.dtype("<i8"),
-}
-_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
-_HEADER_BYTES = 256  # as written, its length included: room for any count, and data begins aligned
+_DTYPES = {"U8": "uint8", "U16": "uint16", "U32": "uint32", "I32": "int32", "I64": "int64"}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_HEADER_BYTES = 248  # as written: room for any count, and after the 8 bytes of its length data is aligned
 _MAX_INDEX_BYTES = 16 << 20
 _MAX_NAMED = 10
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a safetensors file.
-
-    Args:
-        name: its key.
-        dtype: its dtype as the format writes it, such as "U16".
-        shape: its shape, with any number of axes.
-        offset_bytes: bytes of the file before its data.
-        nbytes: bytes of its data.
-    """
+    """A tensor of a safetensors file."""
 
     name: str
-    dtype: str
+    dtype: str  # as the format writes it, such as "U16"
     shape: tuple[int, ...]
-    offset_bytes: int
-    nbytes: int
+    data: range  # the bytes of the file that hold it
 
 
 def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
@@ -75,23 +55,16 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
         there = [f"{t.name} ({t.dtype}{list(t.shape)})" for t in tensors.values()]
         raise ValueError(f"{path}: no tensor {key!r}; there are: {listed(there)}. Pass key=")
     tensor = tensors[key]
-    found = _DTYPES.get(tensor.dtype)
-    if found is None:
+    if tensor.dtype not in _DTYPES:
         raise ValueError(
             f"{path}: tensor {key!r} is of dtype {tensor.dtype}, which cannot hold token ids here; "
             f"expected one of {', '.join(_DTYPES)}. Is key= right?"
         )
-    return flat_extent(
-        path, f"tensor {key!r}", found, tensor.shape, tensor.offset_bytes, tensor.nbytes, FORMAT
-    )
+    return flat_extent(path, f"tensor {key!r}", _DTYPES[tensor.dtype], tensor.shape, tensor.data, FORMAT)
 
 
 def read_tensors(path: Path) -> list[Tensor]:
-    """Lists the tensors of a file, in the order of its header.
-
-    Raises:
-        DoubtfulFormatError: the file is no valid safetensors file.
-    """
+    """Lists the tensors of a file in the order of its header; DoubtfulFormatError if that is not valid."""
     try:
         with safe_open(path, framework="numpy"):
             pass  # opening validates: header, offsets without holes or overlaps, exact file size
@@ -104,10 +77,10 @@ def read_tensors(path: Path) -> list[Tensor]:
             f"is the download complete? Fetch or write it again"
         ) from error
     header.pop("__metadata__", None)
+    data = range(8 + header_bytes, path.stat().st_size)
     return [
-        Tensor(name, entry["dtype"], tuple(entry["shape"]), 8 + header_bytes + begin, end - begin)
+        Tensor(name, entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
         for name, entry in header.items()
-        for begin, end in [entry["data_offsets"]]
     ]
 
 
@@ -119,21 +92,16 @@ def read_index(candidate: Candidate) -> dict[str, str] | None:
         weight_map = json.loads(candidate.path.read_bytes()).get("weight_map")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
-        return None
-    return weight_map
+    is_map = isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values())
+    return weight_map if is_map else None
 
 
 def header(dtype: np.dtype[Any], num_tokens: int) -> bytes:
     """Makes the header of a file with the one tensor "tokens", padded with spaces."""
-    tensor = {
-        "dtype": _NAMES[dtype.name],
-        "shape": [num_tokens],
-        "data_offsets": [0, num_tokens * dtype.itemsize],
-    }
+    offsets = [0, num_tokens * dtype.itemsize]
+    tensor = {"dtype": _NAMES[dtype.name], "shape": [num_tokens], "data_offsets": offsets}
     text = json.dumps({"tokens": tensor}, separators=(",", ":")).encode()
-    length = _HEADER_BYTES - 8
-    return length.to_bytes(8, "little") + text.ljust(length)
+    return _HEADER_BYTES.to_bytes(8, "little") + text.ljust(_HEADER_BYTES)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -143,12 +111,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):  # the library keeps one of them and does not say which
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:  # the library keeps one of them and does not say which
         raise ValueError(f"the header has {', '.join(map(repr, twice))} more than once")
-    return result
+    return dict(pairs)
 
 
 WRITER = Writer("safetensors", ".safetensors", header)

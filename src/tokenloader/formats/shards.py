@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -34,11 +35,12 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
             .safetensors, .npy, .bin or .ds are taken, hidden ones and directories in it are not; or a
             pattern of `*`, `?`, `[...]` and `**`, if there is no file of that very name.
         key: name of the tensor in safetensors files.
-        dtype: numpy dtype of one token in headerless files.
+        dtype: numpy dtype of one token in headerless files; None for files that tell it.
 
     Raises:
         OSError: a file is missing or cannot be read, or nothing matches.
-        ValueError: a file is not as `locate` expects it; or the files do not make one data set.
+        ValueError: a file is of no known format, damaged, or not as key and dtype say; or the files do not
+            make one data set.
     """
     if path.is_dir():
         files = _files_in(path)
@@ -49,7 +51,7 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
         return [locate(shard, key=key, dtype=dtype) for shard in shards]
     else:
         files = _files_matching(str(path))
-    _refuse_held_out_with_others(path, files, dtype)
+    _refuse_mixed(path, "held-out files among others, by their names", _by_purpose(files), dtype)
     return _locate_one_format(path, files, key, dtype)
 
 
@@ -57,12 +59,11 @@ def _files_in(folder: Path) -> list[Path]:
     there = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     files = [entry for entry in there if entry.suffix in _TOKEN_SUFFIXES and not entry.is_dir()]
     if not files:
-        folders = any(entry.is_dir() for entry in there)
-        remedy = "**/*" if folders else "*"
+        pattern = folder / ("**/*" if any(entry.is_dir() for entry in there) else "*")
         raise FileNotFoundError(
             f"{folder}: no file in this directory is named {', '.join(_TOKEN_SUFFIXES[:-1])} or "
             f"{_TOKEN_SUFFIXES[-1]}; there are: {listed(sorted(entry.name for entry in there))}. Name the "
-            f'files with a pattern: open_tokens("{folder / remedy}")'
+            f'files with a pattern: open_tokens("{pattern}")'
         )
     return sorted(files, key=_natural)
 
@@ -70,14 +71,13 @@ def _files_in(folder: Path) -> list[Path]:
 def _files_matching(pattern: str) -> list[Path]:
     matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
     files = [match for match in matches if not match.is_dir()]
+    if not matches:
+        raise FileNotFoundError(f"{pattern}: matches no file (looked from {Path.cwd()})")
     if not files:
-        found = (
-            f"matches no file but {len(matches)} directories, such as {matches[0]}; to open what is in "
-            f"them, let it end in /*"
-            if matches
-            else f"matches no file (looked from {Path.cwd()})"
+        raise FileNotFoundError(
+            f"{pattern}: matches no file but {len(matches)} directories, such as {matches[0]}; to open "
+            f"what is in them, let it end in /*"
         )
-        raise FileNotFoundError(f"{pattern}: {found}")
     # An index is matched along with its data by most patterns; alone, it stands for the data.
     data = [file for file in files if file.suffix not in _SIDE_SUFFIXES and file.name not in _SIDE_NAMES]
     return sorted(data or files, key=_natural)
@@ -90,17 +90,15 @@ def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[P
     the last; so all files of the set NAME-00001-of-00004.safetensors are searched.
     """
     if key not in weight_map:
-        raise ValueError(
-            f"{path}: the index has no tensor {key!r}; there are: {listed(list(weight_map))}. Pass key="
-        )
+        there = listed(list(weight_map))
+        raise ValueError(f"{path}: the index has no tensor {key!r}; there are: {there}. Pass key=")
     named = path.parent / weight_map[key]
     if not named.exists():
         raise FileNotFoundError(
             f"{named}: no such file, and {path.name} says that the tensor {key!r} is in it; is the "
             f"download complete?"
         )
-    one_set = _numbered_set(named)
-    if one_set is None:
+    if (one_set := _numbered_set(named)) is None:
         return [named]
     files = [file for file in named.parent.iterdir() if _numbered_set(file) == one_set]
     _refuse_missing(path, files)
@@ -108,53 +106,52 @@ def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[P
     return sorted(shards or [named], key=_natural)
 
 
-def _locate_one_format(
-    source: Path, files: Sequence[Path], key: str, dtype: DTypeLike | None
-) -> list[Extent]:
+def _locate_one_format(source: Path, files: list[Path], key: str, dtype: DTypeLike | None) -> list[Extent]:
     extents: list[Extent] = []
-    unknown: list[tuple[Path, UnknownFormatError]] = []
+    by_format: dict[str, list[Path]] = {}
+    unknown: UnknownFormatError | None = None
     for file in files:
         try:
             extents.append(locate(file, key=key, dtype=dtype))
+            format = extents[-1].format.name
         except UnknownFormatError as error:
-            unknown.append((file, error))
+            unknown, format = unknown or error, "unknown or headerless"
+        by_format.setdefault(format, []).append(file)
     if unknown and not extents:
-        raise unknown[0][1]
-    by_format: dict[str, list[Path]] = {}
-    for extent in extents:
-        by_format.setdefault(extent.format.name, []).append(extent.path)
-    if unknown:
-        by_format["unknown or headerless"] = [file for file, _ in unknown]
-    if len(by_format) > 1:
-        seen = "; ".join(f"{format}: {_sample(files)}" for format, files in by_format.items())
-        raise ValueError(
-            f"{source}: has files of several formats ({seen}); open those that belong together: "
-            f"{_calls(by_format.values(), dtype)}"
-        )
+        raise unknown
+    _refuse_mixed(source, "files of several formats", by_format, dtype)
     return extents
 
 
-def _refuse_held_out_with_others(source: Path, files: Sequence[Path], dtype: DTypeLike | None) -> None:
+def _by_purpose(files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Groups files by whether a word of their names says that they are held out for evaluation."""
     common = os.path.commonpath([file.parent for file in files])
-    held_out: list[Path] = []
-    others: list[Path] = []
+    groups: dict[str, list[Path]] = {"others": [], "held out for evaluation": []}
     for file in files:
         words = re.split("[^a-z]+", os.path.relpath(file, common).lower())
-        (others if _HELD_OUT.isdisjoint(words) else held_out).append(file)
-    if held_out and others:
-        calls = _calls([others, held_out], dtype)
-        raise ValueError(
-            f"{source}: has files that by their names are held out for evaluation ({_sample(held_out)}) "
-            f"and others ({_sample(others)}); open the one or the other: {calls}"
-        )
+        groups["others" if _HELD_OUT.isdisjoint(words) else "held out for evaluation"].append(file)
+    return groups
+
+
+def _refuse_mixed(source: Path, what: str, groups: dict[str, list[Path]], dtype: DTypeLike | None) -> None:
+    """Raises ValueError if several groups have files; it shows a call that opens each of them."""
+    groups = {name: files for name, files in groups.items() if files}
+    if len(groups) < 2:
+        return
+    given = "" if dtype is None else f", dtype={token_dtype(dtype, 'dtype=').name!r}"
+    seen, calls = [], []
+    for name, files in groups.items():
+        seen.append(f"{name}: {files[0].name}" + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
+        patterns = list(dict.fromkeys(map(_pattern, files)))
+        calls.append(f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r}{given})")
+    raise ValueError(
+        f"{source}: has {what} ({'; '.join(seen)}); open those that belong together: {' or '.join(calls)}"
+    )
 
 
 def _refuse_missing(source: Path, files: Iterable[Path]) -> None:
-    counts: dict[tuple[Path, str, int, str], int] = {}
-    for file in files:
-        if one := _numbered_set(file):
-            counts[one] = counts.get(one, 0) + 1
-    for (_, before, count, after), found in counts.items():
+    sets = Counter(one_set for file in files if (one_set := _numbered_set(file)))
+    for (_, before, count, after), found in sets.items():
         if found < count:
             raise FileNotFoundError(
                 f"{source}: has {found} of the {count} files {before}*-of-*{after}; is the download "
@@ -173,20 +170,6 @@ def _natural(path: Path) -> tuple[list[list[str | int]], str]:
     # The stem, so that train.bin comes before train2.bin.
     split = [re.split("([0-9]+)", part) for part in (*path.parent.parts, path.stem)]
     return [[int(s) if i % 2 else s for i, s in enumerate(part)] for part in split], str(path)
-
-
-def _sample(files: Sequence[Path]) -> str:
-    return files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-
-
-def _calls(groups: Iterable[Sequence[Path]], dtype: DTypeLike | None) -> str:
-    """Writes a call for each group of files: the pattern of their names, or several."""
-    calls = []
-    last = "" if dtype is None else f", dtype={token_dtype(dtype, 'dtype=').name!r}"
-    for files in groups:
-        patterns = list(dict.fromkeys(_pattern(file) for file in files))
-        calls.append(f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r}{last})")
-    return " or ".join(calls)
 
 
 def _pattern(file: Path) -> str:

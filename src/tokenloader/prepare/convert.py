@@ -56,8 +56,7 @@ def convert(
     """
     dtype = dtype or tokens.dtype
     check_target(path, force=force, read=[extent.path for extent in tokens.extents])
-    writer.check(dtype, len(tokens))
-    num_bytes = len(writer.header(dtype, 0)) + len(tokens) * dtype.itemsize
+    num_bytes = len(writer.header(dtype, len(tokens))) + len(tokens) * dtype.itemsize
     check_space(path, num_bytes)
     write_file(path, _with_progress(blocks(tokens), len(tokens), progress), dtype, writer)
     return num_bytes

@@ -77,7 +77,7 @@ def write_file(path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any],
         for array in arrays:
             ids = _fitted(array, dtype, num_tokens)
             num_tokens += len(ids)
-            writer.check(dtype, num_tokens)
+            writer.header(dtype, num_tokens)  # raises if a file cannot hold so many
             write_all(file, ids)
         if not num_tokens:
             raise ValueError(f"{path}: there are no tokens to write; expected 1 or more")
