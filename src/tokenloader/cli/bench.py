@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tokenloader.check.judgement import counted
+from tokenloader.check.check import counted
 from tokenloader.cli.console import print_out
 from tokenloader.cli.options import as_json, open_sources, reads_tokens, takes_batches
 from tokenloader.cli.screen import row

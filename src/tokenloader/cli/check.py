@@ -9,9 +9,8 @@ from dataclasses import asdict
 
 import click
 
-from tokenloader.check.check import Report, check
+from tokenloader.check.check import Report, check, counted
 from tokenloader.check.counts import Counts
-from tokenloader.check.judgement import counted
 from tokenloader.check.repeats import Repeats
 from tokenloader.cli.console import WRONG, on_terminal, print_out
 from tokenloader.cli.options import POSITIVE, as_json, eos_id, open_sources, reads_tokens
