@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tokenloader as tl
-from tokenloader.check.bench import bench, drop_from_cache, find_limit
+from tokenloader.check.bench import bench, drop_from_cache, find_limit, why_still_cached
 from tokenloader.check.info import cached_share
 from tokenloader.loader.stats import LoaderStats
 
@@ -67,10 +67,10 @@ def test_a_file_is_dropped_from_the_page_cache_and_no_other(path, tmp_path):
 @linux
 def test_what_stays_in_the_cache_is_told(path, monkeypatch):
     extents = tl.open_tokens(path).extents
-    half = drop_from_cache(extents, lambda extents: (0.5, False))
-    assert half.startswith("50% of the file stay in the page cache: another")
-    unknown = drop_from_cache(extents, lambda extents: (None, False))
-    assert unknown.startswith("the system does not tell whether")
+    assert why_still_cached(0.5).startswith("50% of the file stay in the page cache: another")
+    assert why_still_cached(None).startswith("the system does not tell whether")
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: None)
+    assert drop_from_cache(extents).startswith("100% of the file stay in the page cache")
     monkeypatch.delattr(os, "posix_fadvise")
     assert drop_from_cache(extents).startswith("this system has no call that drops")
 

@@ -197,9 +197,7 @@ def test_both_of_them_are_a_problem():
 
 def test_an_end_of_text_that_is_said_and_not_there_is_a_problem():
     report = checked(joined(many(LENGTHS)), eos_id=40_000)
-    assert report.problems == [
-        "there is no end-of-text id 40000 in these tokens; is --eos-id right?"
-    ]
+    assert report.problems == ["there is no end-of-text id 40000 in these tokens; is --eos-id right?"]
     assert report.counts.num_documents == 0
 
 
@@ -308,13 +306,9 @@ def test_documents_of_an_index_are_compared_with_others(tmp_path):
 def test_other_tokens_without_documents_are_a_problem(tmp_path):
     documents, other = many(LENGTHS), tl.open_tokens(text(1000))
     report = check(indexed(tmp_path, documents), against=other)
-    assert report.problems == [
-        "the other tokens have no document index, so no documents to compare"
-    ]
+    assert report.problems == ["the other tokens have no document index, so no documents to compare"]
     report = checked(joined(documents), against=other)
-    assert report.problems == [
-        "the other tokens have no end-of-text id 50256, so no documents to compare"
-    ]
+    assert report.problems == ["the other tokens have no end-of-text id 50256, so no documents to compare"]
 
 
 def test_where_an_end_of_text_id_is_found_it_and_not_the_index_ends_documents(tmp_path):

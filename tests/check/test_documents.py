@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from tokenloader.check.documents import KEY_TOKENS, Documents, KeptDocuments, document_keys
+import tokenloader as tl
+from tokenloader.check.documents import (
+    KEY_TOKENS,
+    DocumentCounter,
+    Documents,
+    KeptDocuments,
+    document_keys,
+    join,
+)
+from tokenloader.tokens.reader import Reader
 
 
 def key_of(document, length=None):
@@ -66,3 +75,14 @@ def test_past_the_bound_a_sample_is_kept_that_treats_equal_documents_alike():
     assert (kept.keys % 8 == 0).all()
     assert (np.diff(kept.starts) > 0).all()
     assert set(np.unique(kept.keys, return_counts=True)[1].tolist()) == {2}
+
+
+def test_a_document_past_2_32_tokens_has_its_length(tmp_path):
+    with open(tmp_path / "sparse.bin", "wb") as file:
+        file.truncate(2**32 + 100)
+    with Reader(tl.open_tokens(tmp_path / "sparse.bin", dtype="uint8")) as reader:
+        counter = DocumentCounter(reader, gap_tokens=1)
+        counter.append(np.array([2**32 + 52]), join([]))
+        counter.finish(2**32 + 100)
+    assert (counter.num_documents, counter.longest_length) == (2, 2**32 + 52)
+    assert counter.lengths[32:] == [1]

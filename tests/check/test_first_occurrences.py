@@ -13,8 +13,7 @@ def found(tokens, documents, **kwargs):
     with Reader(tokens) as reader:
         firsts = FirstOccurrences(reader, **kwargs)
         each = [
-            firsts.find(tokens[:], 0, documents.take(np.array([i])))
-            for i in range(len(documents.keys))
+            firsts.find(tokens[:], 0, documents.take(np.array([i]))) for i in range(len(documents.keys))
         ]
         return np.concatenate(each).tolist(), firsts.find(tokens[:], 0, documents).tolist()
 

@@ -88,9 +88,7 @@ def test_where_the_system_does_not_tell_nothing_is_told(tokens):
 def test_tokens_past_2_33_are_told_at_once(tmp_path):
     with open(tmp_path / "sparse.bin", "wb") as file:
         file.truncate(2**35)
-    found = info(
-        tl.open_tokens(tmp_path / "sparse.bin", dtype="uint16"), batch_size=32, seq_len=1024
-    )
+    found = info(tl.open_tokens(tmp_path / "sparse.bin", dtype="uint16"), batch_size=32, seq_len=1024)
     assert found.num_tokens == 2**34
     assert found.windows_per_epoch == 2**24 - 1
 

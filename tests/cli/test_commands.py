@@ -181,9 +181,7 @@ def test_tokenize_does_not_write_over_what_it_reads(run, folder):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "a.txt").write_text("text")
     for out in ("a.txt", "tokenizer.json"):
-        status, _, err = run(
-            "tokenize", "a.txt", "--tokenizer", "tokenizer.json", "--out", out, "--force"
-        )
+        status, _, err = run("tokenize", "a.txt", "--tokenizer", "tokenizer.json", "--out", out, "--force")
         assert status == 2
         assert f"{out} is the file that is read" in err
 
@@ -247,9 +245,7 @@ def test_replay_in_json_has_documents_and_text(run, saved):
     status, out, _ = run(*arguments, "--tokenizer", "tokenizer.json", "--json")
     found = json.loads(out)
     assert (status, found["step"]) == (0, 0)
-    for row, start, ids in zip(
-        found["rows"], saved.window_starts(0), saved.window_tokens(0), strict=True
-    ):
+    for row, start, ids in zip(found["rows"], saved.window_starts(0), saved.window_tokens(0), strict=True):
         assert row["start"] == start
         assert row["documents"][0][0] == start
         assert row["documents"][-1][1] == start + 601

@@ -81,9 +81,7 @@ def test_a_file_is_not_written_over_what_is_read(tmp_path, tokens, link):
         target.hardlink_to(source)
     elif link == "symbolic link":
         target.symlink_to(source)
-    with pytest.raises(
-        ValueError, match=re.escape(f"{target} is the file that is read ({source})")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"{target} is the file that is read ({source})")):
         convert(tokens, target, writer=safetensors.WRITER, force=True)
 
 
@@ -111,9 +109,7 @@ def test_the_suffix_says_the_format_where_it_can(tmp_path):
     assert target_format(tmp_path / "a.npy", None) is npy.WRITER
     assert target_format(tmp_path / "a.safetensors", None) is safetensors.WRITER
     assert target_format(tmp_path / "a.npy", "raw") is headerless.WRITER
-    with pytest.raises(
-        ValueError, match=r"a.bin: the suffix .bin may be several formats; say which"
-    ):
+    with pytest.raises(ValueError, match=r"a.bin: the suffix .bin may be several formats; say which"):
         target_format(tmp_path / "a.bin", None)
     with pytest.raises(ValueError, match=r"a: no suffix.*--to safetensors, npy, llm.c, raw"):
         target_format(tmp_path / "a", None)

@@ -104,9 +104,7 @@ def test_a_column_that_is_missing_or_no_text_is_named(tmp_path):
         ValueError, match=r"a.parquet: no column 'text'; pass --column with one of: id, body"
     ):
         read(path)
-    with pytest.raises(
-        ValueError, match=r"a.parquet: row 0 of column 'id' is 1; expected a string"
-    ):
+    with pytest.raises(ValueError, match=r"a.parquet: row 0 of column 'id' is 1; expected a string"):
         read(path, "id")
 
 
@@ -143,7 +141,5 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch, name, what):
     (tmp_path / name).touch()
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        ImportError, match=rf"{name}: {what} needs pyarrow.*tokenloader\[tokenize\]"
-    ):
+    with pytest.raises(ImportError, match=rf"{name}: {what} needs pyarrow.*tokenloader\[tokenize\]"):
         read(tmp_path / name)

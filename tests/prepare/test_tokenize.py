@@ -130,9 +130,7 @@ def test_another_can_be_said(tmp_path):
 
 def test_without_one_the_special_tokens_are_listed(tmp_path):
     save(tmp_path / "tokenizer.json", special=("[CLS]", "[SEP]"))
-    with pytest.raises(
-        ValueError, match=re.escape("no token <|endoftext|> or <|end_of_text|>")
-    ) as e:
+    with pytest.raises(ValueError, match=re.escape("no token <|endoftext|> or <|end_of_text|>")) as e:
         Tokenizer(tmp_path / "tokenizer.json")
     assert "pass --eos-token with one of its special tokens: [CLS], [SEP]" in str(e.value)
     with pytest.raises(ValueError, match="no token <end> to end documents with"):
@@ -160,9 +158,7 @@ def test_a_vocabulary_of_65_536_is_written_as_uint16(tmp_path):
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     (tmp_path / "a.json").write_text('{"model": 5}')
-    with pytest.raises(
-        ValueError, match=r"a.json: not a tokenizer.json of the tokenizers library \("
-    ):
+    with pytest.raises(ValueError, match=r"a.json: not a tokenizer.json of the tokenizers library \("):
         Tokenizer(tmp_path / "a.json")
     with pytest.raises(FileNotFoundError, match=r"none.json"):
         Tokenizer(tmp_path / "none.json")

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -32,49 +31,30 @@ _COLD_SEED, _OTHER_SEED = 0, 1
 
 @dataclass(frozen=True)
 class Speed:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        tokens_per_second: input tokens handed out in a second.
-        batches: number of batches measured.
-        seconds: time that they took.
-        wait_seconds, gather_seconds, transfer_seconds: the loader's statistics of these batches.
-        limit: what limits the speed, in a sentence.
-    """
-
-    tokens_per_second: float
+    tokens_per_second: float  # input tokens handed out
     batches: int
     seconds: float
-    wait_seconds: float
+    wait_seconds: float  # this and the next two: the loader's statistics of these batches
     gather_seconds: float
     transfer_seconds: float
-    limit: str
+    limit: str  # what limits the speed, in a sentence
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What `bench` has measured.
+    """What `bench` has measured."""
 
-    Attributes:
-        device: the device, or devices, that batches went to.
-        batch_size, seq_len: windows in a batch, and tokens in a window.
-        cold: the speed cold; None where the file's pages cannot be dropped.
-        why_not_cold: the reason for that; else None.
-        warm: the speed warm.
-    """
-
-    device: str
+    device: str  # the device, or devices, that batches went to
     batch_size: int
     seq_len: int
-    cold: Speed | None
-    why_not_cold: str | None
+    cold: Speed | None  # None: the file's pages cannot be dropped
+    why_not_cold: str | None  # the reason for that
     warm: Speed
 
 
-def drop_from_cache(
-    extents: Sequence[Extent],
-    cached_share: Callable[[Sequence[Extent]], tuple[float | None, bool]] = cached_share,
-) -> str | None:
+def drop_from_cache(extents: Sequence[Extent]) -> str | None:
     """Drops the files' pages from the page cache; returns None, or why that cannot be done."""
     if not hasattr(os, "posix_fadvise"):
         return "this system has no call that drops a file from the page cache"
@@ -82,6 +62,11 @@ def drop_from_cache(
         with open_file(extent) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     share, _ = cached_share(extents)
+    return why_still_cached(share)
+
+
+def why_still_cached(share: float | None) -> str | None:
+    """Says why a share of the pages that were dropped is still cached; None: it is none to speak of."""
     if share is None:
         return "the system does not tell whether the file is still in the page cache"
     if share > _STILL_CACHED:
@@ -102,18 +87,28 @@ def bench(
 ) -> Bench:
     """Measures random windows, each state of the cache for about `seconds`.
 
-    Args:
-        open_again: opens the tokens. They are closed while their pages are dropped, because what a
-            process has mapped stays.
-        drop_from_cache: makes the files cold; returns None, or why that cannot be done.
-
-    Raises:
-        ValueError: the tokens are fewer than a window.
+    The tokens are opened again after their pages are dropped, because what a process has mapped stays.
+    Raises ValueError where they are fewer than a window.
     """
 
-    def measure(tokens: TokenArray, limit: float, most: int | None, *, cold: bool) -> Speed:
+    def measure(tokens: TokenArray, most: int | None, *, cold: bool) -> Speed:
         with TokenLoader(tokens, batch_size, seq_len, plan=RandomWindows(_COLD_SEED)) as loader:
-            return _measure(loader, limit, most, cold=cold)
+            began = time.perf_counter()
+            for batch in loader:
+                jax.block_until_ready(batch)
+                elapsed = time.perf_counter() - began
+                if elapsed >= seconds or loader.stats.batches == most:
+                    break
+            stats = loader.stats
+        return Speed(
+            tokens_per_second=stats.tokens / elapsed,
+            batches=stats.batches,
+            seconds=elapsed,
+            wait_seconds=stats.wait_seconds,
+            gather_seconds=stats.gather_seconds,
+            transfer_seconds=stats.transfer_seconds,
+            limit=find_limit(stats, elapsed, cold=cold),
+        )
 
     with open_again() as tokens:
         extents = tokens.extents
@@ -126,35 +121,16 @@ def bench(
     with open_again() as tokens:
         # Of a small file no more than half is read cold: what comes later would be there already.
         most = max(1, len(tokens) // (2 * batch_size * (seq_len + 1)))
-        first = measure(tokens, seconds, most, cold=why_not is None)
+        first = measure(tokens, most, cold=why_not is None)
         again: int | None = first.batches
         if first.batches == most:
             for _ in blocks(tokens):
                 pass  # all of it into the cache, and then any window is warm
             again = None
         # Twice, because the first touch of a mapped page costs something too.
-        measure(tokens, seconds, again, cold=False)
-        warm = measure(tokens, seconds, again, cold=False)
+        measure(tokens, again, cold=False)
+        warm = measure(tokens, again, cold=False)
     return Bench(device, batch_size, seq_len, first if why_not is None else None, why_not, warm)
-
-
-def _measure(loader: TokenLoader[Any], seconds: float, most: int | None, *, cold: bool) -> Speed:
-    began = time.perf_counter()
-    for batch in loader:
-        jax.block_until_ready(batch)
-        elapsed = time.perf_counter() - began
-        if elapsed >= seconds or loader.stats.batches == most:
-            break
-    stats = loader.stats
-    return Speed(
-        tokens_per_second=stats.tokens / elapsed,
-        batches=stats.batches,
-        seconds=elapsed,
-        wait_seconds=stats.wait_seconds,
-        gather_seconds=stats.gather_seconds,
-        transfer_seconds=stats.transfer_seconds,
-        limit=find_limit(stats, elapsed, cold=cold),
-    )
 
 
 def find_limit(stats: LoaderStats, seconds: float, *, cold: bool) -> str:
@@ -165,20 +141,14 @@ def find_limit(stats: LoaderStats, seconds: float, *, cold: bool) -> str:
         >>> find_limit(stats, 1.0, cold=False)
         'memory: 80% of the time went into gathering windows from the page cache'
     """
+    wait = f"the loop waited for data {stats.wait_seconds / seconds:.0%} of the time"
     gather, transfer = stats.gather_seconds / seconds, stats.transfer_seconds / seconds
-    wait = stats.wait_seconds / seconds
     if transfer >= max(0.5, gather):
         return f"the transfer: {transfer:.0%} of the time went into handing blocks to the device"
-    if wait < 0.5 and gather < 0.5:
-        return (
-            f"the device: the loop waited for data {wait:.0%} of the time, and the rest for batches to "
-            f"be made of it"
-        )
+    if stats.wait_seconds < 0.5 * seconds and gather < 0.5:
+        return f"the device: {wait}, and the rest for batches to be made of it"
     if cold:
-        return (
-            f"the disk: the loop waited for data {wait:.0%} of the time, and transfers took "
-            f"{transfer:.0%}; the rest is windows on their way"
-        )
+        return f"the disk: {wait}, and transfers took {transfer:.0%}; the rest is windows on their way"
     if gather >= 0.5:
         return f"memory: {gather:.0%} of the time went into gathering windows from the page cache"
     return (

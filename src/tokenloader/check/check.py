@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.check.counts import Counts, Limits, count_tokens
+from tokenloader.check.counts import OTHER_EOS_ID, Counts, Limits, count_tokens
 from tokenloader.check.dtype_sniffing import sniff_dtype, take_sample
-from tokenloader.check.judgement import counted, find_wrong_eos, find_wrong_ids
 from tokenloader.check.repeats import Repeats, duplicates, shared
 from tokenloader.tokens.token_array import TokenArray
 
@@ -25,27 +24,19 @@ KNOWN_EOS_IDS = (50256, 50257, 100257, 128001, 151643, 199999)
 
 DEFAULT_LIMITS = Limits()
 _MANY_DUPLICATES = 0.01  # of the documents
+_HOLE_TOKENS = 1 << 16  # a run so long is no text
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` has found.
+    """What `check` has found."""
 
-    Attributes:
-        counts: what was counted in the pass over all tokens.
-        repeated: documents that repeat an earlier one; None: there are no documents.
-        shared: documents that the other tokens have too; None: there are no others.
-        compared_one_in: one document in so many was compared with the rest; 1: all were.
-        problems: a sentence for each thing that is wrong; empty when nothing is.
-        notes: a sentence for each thing that is worth knowing and need not be wrong.
-    """
-
-    counts: Counts
-    repeated: Repeats | None
-    shared: Repeats | None
-    compared_one_in: int
-    problems: list[str]
-    notes: list[str]
+    counts: Counts  # in the pass over all tokens
+    repeated: Repeats | None  # documents that repeat an earlier one; None: there are no documents
+    shared: Repeats | None  # documents that the other tokens have too; None: there are no others
+    compared_one_in: int  # one document in so many was compared with the rest; 1: all were
+    problems: list[str]  # a sentence for each thing that is wrong; empty when nothing is
+    notes: list[str]  # a sentence for each thing that is worth knowing and need not be wrong
 
 
 def check(
@@ -57,16 +48,13 @@ def check(
     progress: bool = False,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Report:
-    """Looks at every token once, and says what is wrong.
+    """Looks at every token once, and says what is wrong. Raises OSError where a file cannot be read.
 
     Args:
         vocab_size: ids are expected below it; None: this is not checked.
         eos_id: the id between documents; None: the one of KNOWN_EOS_IDS that is there, or
             without one the document index of the files, where they have it.
         against: tokens that should have no document in common with these.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     sample = take_sample(tokens)
     if eos_id is None:
@@ -75,7 +63,7 @@ def check(
     counts, kept = count(tokens, title="checking", vocab_size=vocab_size)
     suspected = sniff_dtype(sample)
     problems = [suspected] if suspected else []
-    problems += find_wrong_ids(counts, vocab_size) + find_wrong_eos(counts)
+    problems += _find_wrong(counts, vocab_size)
     repeated, in_both, one_in, notes = None, None, kept.one_in, []
     if eos_id is None:
         notes.append(
@@ -111,6 +99,44 @@ def check(
 
 def _find_eos_id(sample: NDArray[Any]) -> int | None:
     """The id of KNOWN_EOS_IDS that occurs most often, if any does."""
-    counts = {end: int(np.count_nonzero(sample == end)) for end in KNOWN_EOS_IDS}
-    likely = max(counts, key=lambda end: counts[end])
-    return likely if counts[likely] else None
+    likely = max(KNOWN_EOS_IDS, key=lambda eos_id: np.count_nonzero(sample == eos_id))
+    return likely if likely in sample else None
+
+
+def _find_wrong(counts: Counts, vocab_size: int | None) -> list[str]:
+    """Says what is wrong with the ids, their runs, and how documents end."""
+    problems = []
+    if counts.lowest_id < 0:
+        problems.append(f"the lowest id is {counts.lowest_id:,}; expected 0 or more")
+    if vocab_size is not None and counts.num_out_of_vocab:
+        problems.append(
+            f"{counted(counts.num_out_of_vocab, 'id')} of {vocab_size:,} or more, the first at token "
+            f"{counts.first_out_of_vocab:,}, the highest {counts.highest_id:,}; expected ids below "
+            f"--vocab-size {vocab_size}"
+        )
+    problems += [
+        f"id {run.token} fills {run.length:,} positions from token {run.start:,} on; is a part of the "
+        f"file missing?"
+        for run in counts.longest_runs
+        if run.length >= _HOLE_TOKENS
+    ]
+    end = counts.eos_id
+    if end is not None and not counts.num_eos:
+        problems.append(f"there is no end-of-text id {end} in these tokens; is --eos-id right?")
+    elif end is not None and counts.num_other_eos:
+        problems.append(
+            f"{end} ends documents, and {OTHER_EOS_ID[end]} is there {counts.num_other_eos:,} times too; "
+            f"GPT-2's end-of-text is 50256, its highest id"
+        )
+    elif end == 50257:
+        problems.append(
+            "50257 ends documents, one past GPT-2's end-of-text 50256: a model of 50,257 ids has no "
+            "embedding for it"
+        )
+    return problems
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, which is in the singular for 1."""
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"

@@ -10,8 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tokenloader.check.document_counter import DocumentCounter
-from tokenloader.check.documents import MOST_DOCUMENTS, Documents, KeptDocuments, document_keys
+from tokenloader.check.documents import (
+    MOST_DOCUMENTS,
+    DocumentCounter,
+    Documents,
+    KeptDocuments,
+    document_keys,
+)
 from tokenloader.check.first_occurrences import NUM_SLOTS, FirstOccurrences
 from tokenloader.check.runs import Run, Runs, runs_in
 from tokenloader.check.scan import SCAN_CHUNK_TOKENS, scan
@@ -20,71 +25,46 @@ from tokenloader.tokens.token_array import TokenArray
 
 # GPT-2's end-of-text, and the id one past its vocabulary, which is written for it by mistake.
 OTHER_EOS_ID = {50256: 50257, 50257: 50256}
+_byte_bar = partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, leave=False)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes that bound the memory of a pass.
+    """Sizes that bound the memory of a pass."""
 
-    Attributes:
-        chunk_tokens: tokens that a thread looks at together.
-        first_occurrences: documents remembered for finding copies, at most; a power of two.
-        most_documents: documents kept for comparing, at most.
-    """
-
-    chunk_tokens: int = SCAN_CHUNK_TOKENS
-    first_occurrences: int = NUM_SLOTS
-    most_documents: int = MOST_DOCUMENTS
+    chunk_tokens: int = SCAN_CHUNK_TOKENS  # that a thread looks at together
+    first_occurrences: int = NUM_SLOTS  # documents remembered for finding copies, at most; a power of two
+    most_documents: int = MOST_DOCUMENTS  # kept for comparing, at most
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What is counted in one pass over tokens.
-
-    Attributes:
-        num_tokens: number of tokens.
-        dtype: name of the numpy dtype of one token.
-        lowest_id, highest_id: the lowest and the highest of all ids.
-        num_out_of_vocab: number of ids that are not below the vocabulary's size, where it is known.
-        first_out_of_vocab: position of the first of them.
-        eos_id: the id between documents; None: none was found.
-        num_eos: number of tokens with this id.
-        num_other_eos: number of tokens 50257 where 50256 ends documents, and the reverse.
-        has_index: whether documents are those of the files' document index, used where there is no eos_id.
-        num_documents: number of documents that are not empty; 0 without eos_id and index.
-        num_empty: number of documents without tokens, as between two end-of-text ids in a row.
-        median_length: median length of documents in tokens, of those kept for comparing.
-        longest_length: length of the longest document in tokens.
-        lengths: number of documents of length [2**i, 2**(i + 1)), for each i from 0.
-        num_runs: number of stretches of one id, 64 times or more in a row.
-        run_tokens: tokens in them.
-        longest_runs: the longest of them, at most 3.
-    """
+    """What is counted in one pass over tokens."""
 
     num_tokens: int
-    dtype: str
+    dtype: str  # name of the numpy dtype of one token
     lowest_id: int
     highest_id: int
-    num_out_of_vocab: int
-    first_out_of_vocab: int | None
-    eos_id: int | None
-    num_eos: int
-    num_other_eos: int
-    has_index: bool
-    num_documents: int
-    num_empty: int
-    median_length: int
-    longest_length: int
-    lengths: list[int]
-    num_runs: int
-    run_tokens: int
-    longest_runs: list[Run]
+    num_out_of_vocab: int  # ids that are not below the vocabulary's size, where it is known
+    first_out_of_vocab: int | None  # position of the first of them
+    eos_id: int | None  # the id between documents; None: none was found
+    num_eos: int  # tokens with this id
+    num_other_eos: int  # tokens 50257 where 50256 ends documents, and the reverse
+    has_index: bool  # whether documents are those of the files' document index, used without an eos_id
+    num_documents: int  # documents that are not empty; 0 without eos_id and index
+    num_empty: int  # documents without tokens, as between two end-of-text ids in a row
+    median_length: int  # in tokens, of the documents kept for comparing
+    longest_length: int  # tokens in the longest document
+    lengths: list[int]  # number of documents of length [2**i, 2**(i + 1)), for each i from 0
+    num_runs: int  # stretches of one id, 64 times or more in a row
+    run_tokens: int  # tokens in them
+    longest_runs: list[Run]  # at most 3
 
 
 def count_tokens(
     tokens: TokenArray,
     *,
-    title: str,
+    title: str,  # before the progress bar
     eos_id: int | None,
     vocab_size: int | None = None,
     progress: bool,
@@ -92,43 +72,20 @@ def count_tokens(
 ) -> tuple[Counts, KeptDocuments]:
     """Counts everything in one pass; returns also the documents, for comparing them.
 
-    Args:
-        title: text before the progress bar.
-        eos_id: the id between documents; None: documents are those of the index, if there is one.
-        vocab_size: ids are expected below it; None: this is not checked.
-
-    Raises:
-        OSError: a file cannot be read.
+    Documents end with eos_id; if that is None, they are those of the index, where there is one. Raises
+    OSError where a file cannot be read.
     """
     index = tokens.documents if eos_id is None else None
     ends, num_empty = None, 0
     if index is not None:
         ends = np.unique(index)[1:]
         num_empty = len(index) - 1 - len(ends)
-    runs = Runs()
-    lowest_ids, highest_ids, num_other_eos, num_out_of_vocab = [], [], 0, 0
-    first_out_of_vocab = None
-    with (
-        Reader(tokens) as reader,
-        tqdm(
-            total=tokens.nbytes,
-            desc=title,
-            unit="B",
-            unit_scale=True,
-            unit_divisor=1024,
-            disable=not progress,
-            leave=False,
-        ) as bar,
-    ):
+    runs, lowest_ids, highest_ids = Runs(), [], []
+    first_out_of_vocab, num_out_of_vocab, num_other_eos = None, 0, 0
+    with Reader(tokens) as reader, _byte_bar(desc=title, total=tokens.nbytes, disable=not progress) as bar:
         counter = DocumentCounter(reader, 1 if ends is None else 0, limits.most_documents)
-        first_occurrences = FirstOccurrences(reader, limits.first_occurrences)
-        look = partial(
-            _look_at_chunk,
-            eos_id=eos_id,
-            ends=ends,
-            vocab_size=vocab_size,
-            first_occurrences=first_occurrences,
-        )
+        firsts = FirstOccurrences(reader, limits.first_occurrences)
+        look = partial(_look_at_chunk, eos_id=eos_id, ends=ends, vocab_size=vocab_size, firsts=firsts)
         for start, stop, chunk in scan(tokens, look, limits.chunk_tokens):
             lowest_ids.append(chunk.lowest_id)
             highest_ids.append(chunk.highest_id)
@@ -165,23 +122,16 @@ def count_tokens(
 
 
 class _Chunk(NamedTuple):
-    """What is found in one chunk of a scan.
-
-    Attributes:
-        stops: int64 [n], positions where documents end.
-        inside: the documents between two of them that are not empty.
-        runs: the runs, from `runs_in`.
-        lowest_id and others: as in Counts, of this chunk alone.
-    """
+    """What is found in one chunk of a scan; of its ids, as in Counts."""
 
     lowest_id: int
     highest_id: int
     num_out_of_vocab: int
     first_out_of_vocab: int | None
     num_other_eos: int
-    stops: NDArray[np.int64]
-    inside: Documents
-    runs: list[Run]
+    stops: NDArray[np.int64]  # [n], positions where documents end
+    inside: Documents  # between two of them, and not empty
+    runs: list[Run]  # from `runs_in`
 
 
 def _look_at_chunk(
@@ -191,7 +141,7 @@ def _look_at_chunk(
     eos_id: int | None,
     ends: NDArray[np.int64] | None,  # where documents end by the index, ascending; None: no index
     vocab_size: int | None,
-    first_occurrences: FirstOccurrences,
+    firsts: FirstOccurrences,
 ) -> _Chunk:
     highest_id = int(ids.max())
     num_out_of_vocab, first_out_of_vocab = 0, None
@@ -199,20 +149,18 @@ def _look_at_chunk(
         out_of_vocab = ids >= vocab_size
         num_out_of_vocab = int(np.count_nonzero(out_of_vocab))
         first_out_of_vocab = start + int(out_of_vocab.argmax())
+    stops, gap_tokens = np.empty(0, np.int64), 0
     if ends is not None:
         first, last = np.searchsorted(ends, [start, start + len(ids)], side="right")
-        stops, gap_tokens = ends[first:last] - start, 0
+        stops = ends[first:last] - start
     elif eos_id is not None:
         stops, gap_tokens = np.flatnonzero(ids == eos_id), 1
-    else:
-        stops, gap_tokens = np.empty(0, np.int64), 0
-    other = None if eos_id is None else OTHER_EOS_ID.get(eos_id)
     begins = stops[:-1] + gap_tokens
     lengths = stops[1:] - begins
     begins, lengths = begins[lengths > 0], lengths[lengths > 0]
-    inside = Documents(
-        document_keys(ids, begins, lengths), begins + start, lengths, np.full(len(begins), -1)
-    )
+    unknown = np.full(len(begins), -1)
+    inside = Documents(document_keys(ids, begins, lengths), begins + start, lengths, unknown)
+    other = None if eos_id is None else OTHER_EOS_ID.get(eos_id)
     return _Chunk(
         lowest_id=int(ids.min()),
         highest_id=highest_id,
@@ -220,6 +168,6 @@ def _look_at_chunk(
         first_out_of_vocab=first_out_of_vocab,
         num_other_eos=0 if other is None else int(np.count_nonzero(ids == other)),
         stops=stops + start,
-        inside=inside._replace(copy_of=first_occurrences.find(ids, start, inside)),
+        inside=inside._replace(copy_of=firsts.find(ids, start, inside)),
         runs=runs_in(ids, start),
     )

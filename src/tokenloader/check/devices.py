@@ -10,21 +10,13 @@ from tokenloader.storage.memory_limits import available_bytes
 
 @dataclass(frozen=True)
 class Device:
-    """A device that batches can land on.
+    """A device that batches can land on."""
 
-    Attributes:
-        backend: name of its JAX backend.
-        name: the device, as JAX prints it.
-        kind: name of the hardware.
-        memory_bytes: memory that JAX may use on it; for the CPU, what is available now. None: not told.
-        default: whether batches go there when no sharding is given.
-    """
-
-    backend: str
-    name: str
-    kind: str
-    memory_bytes: int | None
-    default: bool
+    backend: str  # name of its JAX backend
+    name: str  # the device, as JAX prints it
+    kind: str  # name of the hardware
+    memory_bytes: int | None  # that JAX may use on it; for the CPU, what is available now. None: not told
+    default: bool  # whether batches go there when no sharding is given
 
 
 def find_devices() -> list[Device]:
@@ -38,8 +30,7 @@ def find_devices() -> list[Device]:
     found = []
     for backend, client in backends().items():
         for device in client.local_devices():
-            stats = device.memory_stats() or {}
-            memory = stats.get("bytes_limit")
+            memory = (device.memory_stats() or {}).get("bytes_limit")
             if memory is None and device.platform == "cpu":
                 memory = available_bytes()
             found.append(Device(backend, str(device), device.device_kind, memory, device == default))

@@ -41,27 +41,21 @@ def take_sample(tokens: TokenArray) -> NDArray[Any]:
 
 
 def sniff_dtype(ids: NDArray[Any]) -> str | None:
-    """Says in a sentence which dtype or byte order the tokens seem to have instead; None: nothing is odd.
-
-    Args:
-        ids: [n], samples end to end, as `take_sample` makes them.
-    """
+    """Says which dtype or byte order the ids of a sample seem to have instead; None: nothing is odd."""
     if len(ids) < MIN_TOKENS:
         return None
     width = ids.dtype.itemsize
     planes = [np.bincount(plane, minlength=256) / len(ids) for plane in _bytes(ids)]
     narrow, wide = f"uint{4 * width}", "int64" if width == 4 else f"uint{16 * width}"
+    written = None
     if width <= 4 and _every_second_is_small(ids):
-        return (
-            f"every second token is below 4: these look like {wide} tokens read as {ids.dtype}; if the "
-            f"file is headerless, pass --dtype {wide}; else write it again"
-        )
-    if width > 1 and _halves_alike(planes):
-        return (
-            f"the upper half of each id is distributed like the lower one: these look like pairs of "
-            f"{narrow} tokens read as {ids.dtype}; if the file is headerless, pass --dtype {narrow}; else "
-            f"write it again"
-        )
+        seen, written = "every second token is below 4: these look like", wide
+    elif width > 1 and _halves_alike(planes):
+        seen = "the upper half of each id is distributed like the lower one: these look like pairs of"
+        written = narrow
+    if written:
+        remedy = f"if the file is headerless, pass --dtype {written}; else write it again"
+        return f"{seen} {written} tokens read as {ids.dtype}; {remedy}"
     bits = [_entropy_bits(plane) for plane in planes]
     if _rises(bits) and not _rises(bits[::-1]):
         return (

@@ -20,18 +20,14 @@ _COMPARED_TOKENS = 1 << 17  # at a time, which stay in the processor's cache
 
 
 class FirstOccurrences:
-    """A table of the documents met first, shared by the threads of one pass.
+    """A hash table of the documents met first, shared by the threads of one pass.
 
-    A hash table with one slot for all keys of the same low bits: the document that comes first takes the
-    slot, and one with another key is not remembered. Its copies are then found after the pass (`repeats`).
-
-    Args:
-        reader: reads the tokens of the pass.
-        num_slots: documents remembered, at most; a power of two.
+    It has num_slots, a power of two, one for all keys of the same low bits: the document that comes first
+    takes the slot. One with another key is not remembered; its copies are found after the pass (`repeats`).
     """
 
     def __init__(self, reader: Reader, num_slots: int = NUM_SLOTS) -> None:
-        self._reader = reader
+        self._reader = reader  # of the tokens of the pass
         self._mask = np.uint64(num_slots - 1)
         self._lock = threading.Lock()  # guards the fields below
         self._keys = np.zeros(num_slots, np.uint64)
@@ -39,14 +35,9 @@ class FirstOccurrences:
         self._lengths = np.zeros(num_slots, np.int64)  # 0: the slot is free
 
     def find(self, ids: NDArray[np.generic], start: int, documents: Documents) -> NDArray[np.int64]:
-        """Finds the first occurrences of documents, and remembers documents that have none.
+        """Finds first occurrences of the documents in a chunk, and remembers documents that have none.
 
-        Args:
-            ids: the chunk of tokens that the documents lie in.
-            start: position of the chunk.
-
-        Returns:
-            int64 [n], the start of an equal document that came before; -1 where none is known.
+        Returns int64 [n], the start of an equal document that came before; -1 where none is known.
         """
         slots = documents.keys & self._mask
         with self._lock:

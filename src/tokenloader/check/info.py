@@ -20,48 +20,29 @@ _PROBES, _PROBE_PAGES = 1024, 16  # asking about all pages of 19 GiB takes half 
 
 @dataclass(frozen=True)
 class File:
-    """One of the files of a token axis.
-
-    Attributes:
-        path: the file.
-        format: name of the format, as `tokenloader.formats` calls it.
-        offset_bytes: offset of the first token in the file.
-        num_tokens: number of tokens in the file.
-    """
+    """One of the files of a token axis."""
 
     path: str
-    format: str
-    offset_bytes: int
+    format: str  # name of the format, as `tokenloader.formats` calls it
+    offset_bytes: int  # of the first token in the file
     num_tokens: int
 
 
 @dataclass(frozen=True)
 class Info:
-    """What `tokenloader info` tells.
+    """What `tokenloader info` tells."""
 
-    Attributes:
-        files: the files, in order.
-        tensors: the tensors of the first file, "NAME DTYPE[SHAPE]" each; empty unless it is safetensors.
-        dtype: name of the numpy dtype of one token.
-        num_tokens, num_bytes: tokens of all files together, and their bytes, without headers.
-        batch_size, seq_len: the batch shape that windows_per_epoch and steps_per_epoch are for.
-        windows_per_epoch: windows in an epoch of ShuffledEpochs; None: fewer tokens than a window.
-        steps_per_epoch: whole batches in an epoch; None likewise.
-        cached_share: the part of the tokens in the page cache; None where the system does not tell.
-        cache_sampled: whether cached_share is an estimate, from evenly spread pages.
-    """
-
-    files: tuple[File, ...]
-    tensors: tuple[str, ...]
-    dtype: str
-    num_tokens: int
-    num_bytes: int
+    files: tuple[File, ...]  # in order
+    tensors: tuple[str, ...]  # of the first file, "NAME DTYPE[SHAPE]" each; empty unless it is safetensors
+    dtype: str  # name of the numpy dtype of one token
+    num_tokens: int  # of all files together
+    num_bytes: int  # of these tokens, without headers
     batch_size: int
     seq_len: int
-    windows_per_epoch: int | None
-    steps_per_epoch: int | None
-    cached_share: float | None
-    cache_sampled: bool
+    windows_per_epoch: int | None  # of ShuffledEpochs with this seq_len; None: fewer tokens than a window
+    steps_per_epoch: int | None  # whole batches of this batch_size in an epoch; None likewise
+    cached_share: float | None  # part of the tokens in the page cache; None: the system does not tell
+    cache_sampled: bool  # whether cached_share is an estimate, from evenly spread pages
 
 
 def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
@@ -70,18 +51,14 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
     if len(tokens) > seq_len:
         windows = ShuffledEpochs(seed=0, num_epochs=1).bind(len(tokens), seq_len).num_samples
     extents = tokens.extents
+    has_tensors = bool(extents) and extents[0].format is safetensors.FORMAT
+    tensors = safetensors.read_tensors(extents[0].path) if has_tensors else []
     share, sampled = cached_share(extents)
     return Info(
         files=tuple(
-            File(str(extent.path), extent.format.name, extent.offset_bytes, extent.num_tokens)
-            for extent in extents
+            File(str(one.path), one.format.name, one.offset_bytes, one.num_tokens) for one in extents
         ),
-        tensors=tuple(
-            f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
-            for extent in extents[:1]
-            if extent.format is safetensors.FORMAT
-            for tensor in safetensors.read_tensors(extent.path)
-        ),
+        tensors=tuple(f"{one.name} {one.dtype}{list(one.shape)}" for one in tensors),
         dtype=tokens.dtype.name,
         num_tokens=len(tokens),
         num_bytes=tokens.nbytes,
@@ -99,11 +76,9 @@ def cached_share(
 ) -> tuple[float | None, bool]:
     """Measures the part of the tokens that is in the page cache, and says whether it is an estimate.
 
-    The part is None where the system does not tell: on other systems than Linux, and for files that
-    this process neither owns nor may write (for those Linux says that all is cached).
-
-    Args:
-        num_probes: ranges of pages asked about, at most; of a larger file pages are sampled.
+    At most num_probes ranges of pages are asked about; of a larger file pages are sampled. The part is
+    None where the system does not tell: on other systems than Linux, and for files that this process
+    neither owns nor may write (for those Linux says that all is cached).
     """
     if not is_told or not all(os.access(extent.path, os.W_OK) for extent in extents):
         return None, False

@@ -28,44 +28,30 @@ _NOWHERE = np.iinfo(np.int64).max  # later than any position
 
 @dataclass(frozen=True)
 class Example:
-    """A document that occurs more than once.
+    """A document that occurs more than once."""
 
-    Attributes:
-        count: number of occurrences in the tokens that are checked.
-        start: position of the first of them.
-        length: tokens of the document.
-        other_start: position of the first occurrence in the other tokens, where two are compared.
-    """
-
-    count: int
-    start: int
-    length: int
-    other_start: int | None = None
+    count: int  # occurrences in the tokens that are checked
+    start: int  # position of the first of them
+    length: int  # tokens of the document
+    other_start: int | None = None  # position of the first in the other tokens, where two are compared
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """How much of the tokens occurs elsewhere.
+    """How much of the tokens occurs elsewhere."""
 
-    Attributes:
-        documents: number of documents that repeat an earlier one (or one of the other tokens).
-        tokens: tokens in these documents.
-        examples: the documents repeated most often, then the longest; at most 3.
-    """
-
-    documents: int
-    tokens: int
-    examples: tuple[Example, ...]
+    documents: int  # number of documents that repeat an earlier one (or one of the other tokens)
+    tokens: int  # in these documents
+    examples: tuple[Example, ...]  # the documents repeated most often, then the longest; at most 3
 
 
 def duplicates(tokens: TokenArray, documents: Documents) -> Repeats:
-    """Finds documents that are exactly equal to an earlier one.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Finds documents that are exactly equal to an earlier one."""
     groups = _group_known_copies(documents)
-    doubtful = _find_keys(groups.keys, _keys_met_twice(groups.keys))
+    keys = np.sort(groups.keys)
+    doubtful = _find_keys(
+        groups.keys, np.unique(keys[1:][keys[1:] == keys[:-1]])
+    )  # met twice, or more often
     done = np.setdiff1d(np.flatnonzero(groups.counts > 1), doubtful)
     rest = groups.take(doubtful)
     groups = groups.take(done).join(rest.merge(_digests(tokens, rest, tokens.dtype)))
@@ -75,11 +61,7 @@ def duplicates(tokens: TokenArray, documents: Documents) -> Repeats:
 def shared(
     tokens: TokenArray, documents: Documents, others: TokenArray, other_documents: Documents
 ) -> Repeats:
-    """Finds documents that are exactly equal to one of other tokens, which may be of another dtype.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Finds documents that are exactly equal to one of other tokens, which may be of another dtype."""
     ours, theirs = _group_known_copies(documents), _group_known_copies(other_documents)
     both = np.intersect1d(ours.keys, theirs.keys)
     ours = ours.take(_find_keys(ours.keys, both))
@@ -87,40 +69,26 @@ def shared(
     # Wider than stored only where they differ: hashing takes its time by the byte.
     dtype = tokens.dtype if tokens.dtype == others.dtype else np.dtype(np.int64)
     digests = [_digests(tokens, ours, dtype), _digests(others, theirs, dtype)]
-    groups = ours.join(theirs.as_others()).merge(np.concatenate(digests))
+    no_counts = np.zeros_like(theirs.counts)
+    theirs = theirs._replace(counts=no_counts, starts=theirs.other_starts, other_starts=theirs.starts)
+    groups = ours.join(theirs).merge(np.concatenate(digests))
     return _summarize(groups, np.where(groups.other_starts < _NOWHERE, groups.counts, 0))
 
 
 class _Groups(NamedTuple):
-    """Groups of equal documents; entry i of each array is one group.
+    """Groups of equal documents; entry i of each array is one group."""
 
-    Attributes:
-        keys: uint64 [g], of each document of the group.
-        lengths: int64 [g], tokens of each document of the group.
-        counts: int64 [g], documents of the group in the tokens that are checked.
-        starts: int64 [g], first occurrence in these; _NOWHERE: none.
-        other_starts: int64 [g], first occurrence in the other tokens; _NOWHERE: none.
-    """
-
-    keys: NDArray[np.uint64]
-    lengths: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    other_starts: NDArray[np.int64]
+    keys: NDArray[np.uint64]  # [g], of each document of the group
+    lengths: NDArray[np.int64]  # [g], tokens of each document of the group
+    counts: NDArray[np.int64]  # [g], documents of the group in the tokens that are checked
+    starts: NDArray[np.int64]  # [g], first occurrence in these; _NOWHERE: none
+    other_starts: NDArray[np.int64]  # [g], first occurrence in the other tokens; _NOWHERE: none
 
     def take(self, which: NDArray[Any]) -> _Groups:
         return _Groups(*(column[which] for column in self))
 
     def join(self, others: _Groups) -> _Groups:
         return _Groups(*(np.append(a, b) for a, b in zip(self, others, strict=True)))
-
-    def as_others(self) -> _Groups:
-        """The same groups, taken as occurrences in the other tokens."""
-        return self._replace(
-            counts=np.zeros_like(self.counts),
-            starts=np.full_like(self.starts, _NOWHERE),
-            other_starts=self.starts,
-        )
 
     def merge(self, digests: NDArray[np.uint64]) -> _Groups:
         """Makes one group of those whose digests [g, 2] are equal."""
@@ -129,12 +97,10 @@ class _Groups(NamedTuple):
         new = np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))[: len(digests)]
         begins = np.flatnonzero(new)
         first = self.take(order[begins])
-        return _Groups(
-            first.keys,
-            first.lengths,
-            np.add.reduceat(self.counts[order], begins),
-            np.minimum.reduceat(self.starts[order], begins),
-            np.minimum.reduceat(self.other_starts[order], begins),
+        return first._replace(
+            counts=np.add.reduceat(self.counts[order], begins),
+            starts=np.minimum.reduceat(self.starts[order], begins),
+            other_starts=np.minimum.reduceat(self.other_starts[order], begins),
         )
 
 
@@ -145,13 +111,8 @@ def _group_known_copies(documents: Documents) -> _Groups:
     group = np.searchsorted(distinct.starts, documents.copy_of[known])  # each is among the starts
     starts = distinct.starts.copy()
     np.minimum.at(starts, group, documents.starts[known])  # a thread may meet a later copy first
-    return _Groups(
-        distinct.keys,
-        distinct.lengths,
-        1 + np.bincount(group, minlength=len(starts)),
-        starts,
-        np.full_like(starts, _NOWHERE),
-    )
+    counts, nowhere = 1 + np.bincount(group, minlength=len(starts)), np.full_like(starts, _NOWHERE)
+    return _Groups(distinct.keys, distinct.lengths, counts, starts, nowhere)
 
 
 def _summarize(groups: _Groups, repeats: NDArray[np.int64]) -> Repeats:
@@ -159,21 +120,12 @@ def _summarize(groups: _Groups, repeats: NDArray[np.int64]) -> Repeats:
     found = np.flatnonzero(repeats)
     order = np.lexsort((groups.starts[found], -groups.lengths[found], -groups.counts[found]))
     top = groups.take(found[order[:_MOST_EXAMPLES]])
-    columns = top.counts, top.starts, top.lengths, top.other_starts
-    return Repeats(
-        int(repeats.sum()),
-        int((repeats * groups.lengths).sum()),
-        tuple(
-            Example(count, start, length, None if other == _NOWHERE else other)
-            for count, start, length, other in np.stack(columns, axis=1).tolist()
-        ),
+    columns = np.stack([top.counts, top.starts, top.lengths, top.other_starts], axis=1)
+    examples = (
+        Example(count, start, length, None if other == _NOWHERE else other)
+        for count, start, length, other in columns.tolist()
     )
-
-
-def _keys_met_twice(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The keys that occur more than once, sorted, each once."""
-    ordered = np.sort(keys)
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    return Repeats(int(repeats.sum()), int((repeats * groups.lengths).sum()), tuple(examples))
 
 
 def _find_keys(keys: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -205,6 +157,5 @@ def _digests(tokens: TokenArray, groups: _Groups, dtype: DTypeLike) -> NDArray[n
     workers = num_threads()
     with Reader(tokens) as reader, ThreadPoolExecutor(workers, "tokenloader-digest") as pool:
         neighbours = np.array_split(np.arange(len(digests)), 8 * workers)  # so that reads are in order
-        for done in [pool.submit(fill, which) for which in neighbours if len(which)]:
-            done.result()
+        list(pool.map(fill, neighbours))  # raises what a thread has raised
     return digests

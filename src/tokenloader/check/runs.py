@@ -28,14 +28,10 @@ class Run:
 
 
 def runs_in(ids: NDArray[Any], start: int) -> list[Run]:
-    """Finds the runs of a chunk: all of RUN_TOKENS or more, and any at its two ends.
+    """Finds the runs of a chunk at position `start`: all of RUN_TOKENS or more, and any at its two ends.
 
     Most chunks have none, and for those it takes one comparison of whole 8-byte words: a run has two
     equal words in a row, each of one token only.
-
-    Args:
-        ids: the chunk.
-        start: position of the chunk.
     """
     per_word = 8 // ids.itemsize
     words = ids[: len(ids) // per_word * per_word].view(np.uint64)
@@ -55,8 +51,8 @@ def runs_in(ids: NDArray[Any], start: int) -> list[Run]:
     ]
     if not found or found[0].start > start:
         found.insert(0, Run(int(ids[0]), start, start + _equal_at_front(ids)))
-    if found[-1].stop < start + len(ids):
-        stop = start + len(ids)
+    stop = start + len(ids)
+    if found[-1].stop < stop:
         found.append(Run(int(ids[-1]), stop - _equal_at_front(ids[::-1]), stop))
     return found
 
@@ -69,17 +65,11 @@ def _equal_at_front(ids: NDArray[Any]) -> int:
 
 
 class Runs:
-    """Counts all runs of RUN_TOKENS or more, given those of each chunk, in order.
-
-    Attributes:
-        count: number of runs.
-        tokens: tokens in them.
-        longest: the longest runs, at most 3.
-    """
+    """Counts all runs of RUN_TOKENS or more, given those of each chunk, in order."""
 
     def __init__(self) -> None:
-        self.count = self.tokens = 0
-        self.longest: list[Run] = []
+        self.count = self.tokens = 0  # runs, and tokens in them
+        self.longest: list[Run] = []  # at most 3
         self._open: Run | None = None  # ends where the next chunk begins
 
     def append(self, found: list[Run]) -> None:

@@ -7,35 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tokenloader.check.judgement import counted
-from tokenloader.cli.console import print_out
-from tokenloader.cli.options import as_json, open_sources, reads_tokens, takes_batches
-from tokenloader.cli.screen import row
+from tokenloader.check.check import counted
+from tokenloader.cli.console import print_out, row
+from tokenloader.cli.options import Sources, as_json, reads_tokens, takes_batches
 
 if TYPE_CHECKING:  # loads jax
-    from tokenloader.check.bench import Bench, Speed
+    from tokenloader.check.bench import Bench
 
 
 @click.command("bench")
 @reads_tokens
 @takes_batches
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
-    help="Time of each measurement.",
-)
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=2.0, help="Time of each measurement.")
 @as_json
-def command(
-    sources: tuple[str, ...],
-    key: str,
-    dtype: str | None,
-    batch_size: int,
-    seq_len: int,
-    seconds: float,
-    as_json: bool,
-) -> None:
+def command(sources: Sources, batch_size: int, seq_len: int, seconds: float, as_json: bool) -> None:
     """Measure how fast a token file gives batches.
 
     Random windows go through TokenLoader to the default device: first cold, after this file (and no
@@ -50,12 +35,7 @@ def command(
     """
     from tokenloader.check.bench import bench
 
-    measured = bench(
-        lambda: open_sources(sources, key, dtype),
-        batch_size=batch_size,
-        seq_len=seq_len,
-        seconds=seconds,
-    )
+    measured = bench(sources.open, batch_size=batch_size, seq_len=seq_len, seconds=seconds)
     print_out(asdict(measured) if as_json else bench_screen(measured))
 
 
@@ -63,15 +43,11 @@ def bench_screen(bench: Bench) -> str:
     """What `tokenloader bench` prints."""
     shape = f"{bench.batch_size:,} x {bench.seq_len:,} tokens, random windows"
     lines = row("batches", f"{shape}, on {bench.device}")
-    if bench.cold is None:
-        lines += row("cold", f"not measured: {bench.why_not_cold}")
-    else:
-        lines += _speed("cold", bench.cold)
-    lines += _speed("warm", bench.warm)
+    for label, speed in (("cold", bench.cold), ("warm", bench.warm)):
+        if speed is None:
+            lines += row(label, f"not measured: {bench.why_not_cold}")
+        else:
+            rate = f"{speed.tokens_per_second / 1e6:,.1f} million tokens/s"
+            lines += row(label, f"{rate} ({counted(speed.batches, 'batch')} in {speed.seconds:.1f} s)")
+            lines += row("", f"limited by {speed.limit}")
     return "\n".join(lines)
-
-
-def _speed(label: str, speed: Speed) -> list[str]:
-    rate = f"{speed.tokens_per_second / 1e6:,.1f} million tokens/s"
-    lines = row(label, f"{rate} ({counted(speed.batches, 'batch')} in {speed.seconds:.1f} s)")
-    return lines + row("", f"limited by {speed.limit}")

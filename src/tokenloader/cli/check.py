@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
-from tokenloader.check.check import Report, check
-from tokenloader.check.counts import Counts
-from tokenloader.check.judgement import counted
+from tokenloader.check.check import Report, check, counted
 from tokenloader.check.repeats import Repeats
-from tokenloader.cli.console import WRONG, on_terminal, print_out
-from tokenloader.cli.options import POSITIVE, as_json, eos_id, open_sources, reads_tokens
-from tokenloader.cli.screen import row, sentence
+from tokenloader.cli.console import WRONG, on_terminal, print_out, row, sentence
+from tokenloader.cli.options import POSITIVE, Sources, as_json, eos_id, reads_tokens
 
 _BAR = 36  # columns
 
@@ -27,13 +24,7 @@ _BAR = 36  # columns
 @click.option("--against", multiple=True, metavar="SOURCE", help="Tokens that should share no document.")
 @as_json
 def command(
-    sources: tuple[str, ...],
-    key: str,
-    dtype: str | None,
-    vocab_size: int | None,
-    eos_id: int | None,
-    against: tuple[str, ...],
-    as_json: bool,
+    sources: Sources, vocab_size: int | None, eos_id: int | None, against: tuple[str, ...], as_json: bool
 ) -> None:
     """Tell whether something is wrong with a token file.
 
@@ -52,16 +43,10 @@ def command(
       tokenloader check --eos-id 2 --json llama2.npy
     """
     with (
-        open_sources(sources, key, dtype) as tokens,
-        open_sources(against, key, dtype) if against else nullcontext() as others,
+        sources.open() as tokens,
+        replace(sources, names=against).open() if against else nullcontext() as others,
     ):
-        report = check(
-            tokens,
-            vocab_size=vocab_size,
-            eos_id=eos_id,
-            against=others,
-            progress=on_terminal(),
-        )
+        report = check(tokens, vocab_size=vocab_size, eos_id=eos_id, against=others, progress=on_terminal())
     if as_json:
         values = asdict(report)
         print_out(values.pop("counts") | values)
@@ -86,7 +71,15 @@ def check_screen(report: Report, bar: str) -> str:
         empty = f", and {counts.num_empty:,} empty" if counts.num_empty else ""
         index = ", by the document index" if counts.has_index else ""
         lines += row("documents", f"{counts.num_documents:,}{empty}{index}")
-    lines += row("runs", _runs(counts))
+    if counts.num_runs:
+        longest = counts.longest_runs[0]
+        lines += row(
+            "runs",
+            f"{counts.num_runs:,} of one token 64 times or more, {counts.run_tokens:,} tokens; "
+            f"the longest: id {longest.token} {longest.length:,} times from token {longest.start:,} on",
+        )
+    else:
+        lines += row("runs", "none: no token 64 times or more in a row")
     if report.repeated is not None:
         lines += _repeats("duplicates", report.repeated, "that repeat an earlier one")
     if report.shared is not None:
@@ -103,16 +96,6 @@ def check_screen(report: Report, bar: str) -> str:
     if not report.problems:
         lines.append("nothing wrong found")
     return "\n".join(lines)
-
-
-def _runs(counts: Counts) -> str:
-    if not counts.num_runs:
-        return "none: no token 64 times or more in a row"
-    longest = counts.longest_runs[0]
-    return (
-        f"{counts.num_runs:,} of one token 64 times or more, {counts.run_tokens:,} tokens; the longest: "
-        f"id {longest.token} {longest.length:,} times from token {longest.start:,} on"
-    )
 
 
 def _repeats(label: str, repeats: Repeats, what: str) -> list[str]:

@@ -15,7 +15,7 @@ def main() -> None:
 
 @click.group(
     commands=[module.command for module in (info, check, bench, convert, tokenize, replay)],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "show_default": True},
 )
 @click.version_option(package_name="tokenloader", message="%(package)s %(version)s")
 def commands() -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import numpy as np
 
-from tokenloader.cli.console import on_terminal, print_out
-from tokenloader.cli.options import DTYPES, key, open_sources
-from tokenloader.cli.screen import size
+from tokenloader.cli.console import on_terminal, print_out, size
+from tokenloader.cli.options import DTYPES, PATH, Sources, key
 from tokenloader.formats.detect import WRITERS
 from tokenloader.prepare.convert import convert, target_format
 
 
 @click.command("convert")
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
-@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.argument("target", metavar="DST", type=PATH)
 @click.option(
     "--to",
     "format",
@@ -50,13 +48,6 @@ def command(
       tokenloader convert "shard_*.npy" whole.safetensors
     """
     writer = target_format(target, format)
-    with open_sources(sources, key, source_dtype, "--source-dtype") as tokens:
-        num_bytes = convert(
-            tokens,
-            target,
-            writer=writer,
-            dtype=np.dtype(dtype) if dtype else None,
-            force=force,
-            progress=on_terminal(),
-        )
+    with Sources(sources, key, source_dtype, "--source-dtype").open() as tokens:
+        num_bytes = convert(tokens, target, writer=writer, dtype=dtype, force=force, progress=on_terminal())
         print_out(f"{target}: {len(tokens):,} tokens, {size(num_bytes)}, {writer.name}")

@@ -9,9 +9,8 @@ import click
 
 from tokenloader.check.devices import Device, find_devices
 from tokenloader.check.info import Info, info
-from tokenloader.cli.console import print_out
-from tokenloader.cli.options import as_json, open_sources, reads_tokens, takes_batches
-from tokenloader.cli.screen import row, size
+from tokenloader.cli.console import print_out, row, size
+from tokenloader.cli.options import Sources, as_json, reads_tokens, takes_batches
 
 _MOST_LISTED = 6  # files, and tensors, by name
 
@@ -21,15 +20,7 @@ _MOST_LISTED = 6  # files, and tensors, by name
 @takes_batches
 @click.option("--devices", is_flag=True, help="List JAX's devices too. Only this loads JAX.")
 @as_json
-def command(
-    sources: tuple[str, ...],
-    key: str,
-    dtype: str | None,
-    batch_size: int,
-    seq_len: int,
-    devices: bool,
-    as_json: bool,
-) -> None:
+def command(sources: Sources, batch_size: int, seq_len: int, devices: bool, as_json: bool) -> None:
     """Tell what a token file is, at once at any size.
 
     Format, tensors, tokens, bytes, steps in an epoch, and how much of the file is in the page cache
@@ -42,7 +33,7 @@ def command(
       tokenloader info --dtype uint16 train.bin
       tokenloader info --devices "fineweb_train_*.bin"
     """
-    with open_sources(sources, key, dtype) as tokens:
+    with sources.open() as tokens:
         found = info(tokens, batch_size=batch_size, seq_len=seq_len)
     there = find_devices() if devices else []
     if as_json:
@@ -81,8 +72,7 @@ def info_screen(info: Info, devices: Sequence[Device]) -> str:
 
 def _listed(label: str, names: Sequence[str]) -> list[str]:
     """Rows of the first names, and how many more there are."""
-    lines = []
-    for i, name in enumerate(names[:_MOST_LISTED]):
-        lines += row("" if i else label, name)
-    more = len(names) - _MOST_LISTED
-    return lines + (row("", f"and {more:,} more") if more > 0 else [])
+    shown = [*names[:_MOST_LISTED]]
+    if len(names) > _MOST_LISTED:
+        shown.append(f"and {len(names) - _MOST_LISTED:,} more")
+    return [line for i, name in enumerate(shown) for line in row("" if i else label, name)]

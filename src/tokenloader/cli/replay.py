@@ -11,31 +11,21 @@ import click
 
 from tokenloader.check.replay import replay
 from tokenloader.cli.console import print_out
-from tokenloader.cli.options import as_json, eos_id, open_sources, reads_tokens
+from tokenloader.cli.options import PATH, Sources, as_json, eos_id, reads_tokens
 from tokenloader.prepare.tokenize import decoder
 
 
 @click.command("replay")
-@click.argument("state", metavar="STATE.json", type=click.Path(path_type=Path))
+@click.argument("state", metavar="STATE.json", type=PATH)
 @reads_tokens
 @click.option(
-    "--step",
-    type=click.IntRange(min=0),
-    required=True,
-    help="Number of the step; a run begins with 0.",
+    "--step", type=click.IntRange(min=0), required=True, help="Number of the step; a run begins with 0."
 )
 @eos_id
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json, to show text.")
+@click.option("--tokenizer", type=PATH, help="tokenizer.json, to show text.")
 @as_json
 def command(
-    state: Path,
-    sources: tuple[str, ...],
-    key: str,
-    dtype: str | None,
-    step: int,
-    eos_id: int | None,
-    tokenizer: Path | None,
-    as_json: bool,
+    state: Path, sources: Sources, step: int, eos_id: int | None, tokenizer: Path | None, as_json: bool
 ) -> None:
     """Show what a step of a run trained on, or will.
 
@@ -55,20 +45,13 @@ def command(
         raise ValueError(
             f"{state}: not JSON ({error}); expected what json.dumps(loader.get_state()) gives"
         ) from None
-    with open_sources(sources, key, dtype) as tokens:
+    with sources.open() as tokens:
         found = replay(saved, tokens, step, eos_id=eos_id)
-    documents, texts = found.documents, None
-    if tokenizer:
-        texts = list(map(decoder(tokenizer), found.tokens))
-    rows = [
-        {
-            "sample": int(found.samples[i]),
-            "start": int(found.starts[i]),
-            "documents": None if documents is None else documents[i].tolist(),
-            "text": None if texts is None else texts[i],
-        }
-        for i in range(len(found.samples))
-    ]
+    nothing = [None] * len(found.samples)
+    documents = nothing if found.documents is None else [one.tolist() for one in found.documents]
+    texts = list(map(decoder(tokenizer), found.tokens)) if tokenizer else nothing
+    columns = zip(found.samples.tolist(), found.starts.tolist(), documents, texts, strict=True)
+    rows = [dict(zip(("sample", "start", "documents", "text"), row, strict=True)) for row in columns]
     print_out({"step": step, "rows": rows} if as_json else replay_screen(step, rows))
 
 

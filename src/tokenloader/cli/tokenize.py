@@ -7,30 +7,22 @@ from pathlib import Path
 
 import click
 
-from tokenloader.cli.console import on_terminal, print_out
-from tokenloader.cli.options import as_json
-from tokenloader.cli.screen import row, size
+from tokenloader.cli.console import on_terminal, print_out, row, size
+from tokenloader.cli.options import PATH, as_json
 from tokenloader.prepare.convert import check_target
 from tokenloader.prepare.tokenize import Tokenized, Tokenizer, tokenize
 
-_PATH = click.Path(path_type=Path)
-
 
 @click.command("tokenize")
-@click.argument("files", metavar="FILES...", nargs=-1, required=True, type=_PATH)
+@click.argument("files", metavar="FILES...", nargs=-1, required=True, type=PATH)
 @click.option(
     "--tokenizer",
     required=True,
-    type=_PATH,
+    type=PATH,
     help="A tokenizer.json of the tokenizers library, which most models on the Hub have.",
 )
-@click.option("--out", required=True, type=_PATH, help="The safetensors file to write.")
-@click.option(
-    "--column",
-    default="text",
-    show_default=True,
-    help="Field or column of the text, in JSON lines and Parquet.",
-)
+@click.option("--out", required=True, type=PATH, help="The safetensors file to write.")
+@click.option("--column", default="text", help="Field or column of the text, in JSON lines and Parquet.")
 @click.option("--eos-token", metavar="TOKEN", help="The token to end documents with.")
 @click.option("--force", is_flag=True, help="Replace the file --out if it exists.")
 @as_json

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from tqdm import tqdm
 
 from tokenloader.formats.detect import WRITERS
@@ -17,12 +18,13 @@ from tokenloader.formats.format import Writer
 from tokenloader.tokens.token_array import TokenArray
 from tokenloader.tokens.writing import blocks, check_place, write_file
 
+token_bar = partial(tqdm, unit=" tokens", unit_scale=True, leave=False)
+
 
 def target_format(path: Path, chosen: str | None) -> Writer:
-    """Returns the writer of the format chosen by name, or of the one that the suffix of the path says.
+    """Returns the writer of the format chosen by name, or else of the one that the suffix of the path says.
 
-    Raises:
-        ValueError: the suffix says nothing (.bin is several formats).
+    Raises ValueError where the suffix says nothing (.bin is several formats).
     """
     for writer in WRITERS:
         if writer.name == chosen or (chosen is None and writer.suffix == path.suffix):
@@ -37,28 +39,28 @@ def convert(
     path: Path,
     *,
     writer: Writer,
-    dtype: np.dtype[Any] | None = None,
+    dtype: DTypeLike | None = None,  # of one token in the file; None: that of the tokens
     force: bool = False,
     progress: bool = False,
 ) -> int:
     """Writes tokens to a file of another format or dtype; returns the size of the file in bytes.
 
-    Args:
-        writer: writes the format of the file.
-        dtype: numpy dtype of one token in the file; None: that of the tokens. Ids are checked to fit.
-        force: replace a file that exists.
-
-    Raises:
-        FileExistsError: the file exists, and force is False.
-        ValueError: path is one of the files that are read, the format cannot hold the tokens, or an id
-            does not fit the dtype.
-        OSError: the disk has too little space, or fails.
+    Raises FileExistsError where the file exists and force is False, OSError where the disk has too little
+    space or fails, and ValueError where path is one of the files that are read, the format cannot hold the
+    tokens, or an id does not fit the dtype.
     """
-    dtype = dtype or tokens.dtype
+    dtype = tokens.dtype if dtype is None else np.dtype(dtype)
     check_target(path, force=force, read=[extent.path for extent in tokens.extents])
     num_bytes = len(writer.header(dtype, len(tokens))) + len(tokens) * dtype.itemsize
     check_space(path, num_bytes)
-    write_file(path, _with_progress(blocks(tokens), len(tokens), progress), dtype, writer)
+
+    def counted_blocks() -> Iterator[NDArray[Any]]:
+        for block in blocks(tokens):
+            yield block
+            bar.update(len(block))
+
+    with token_bar(desc="writing", total=len(tokens), disable=not progress) as bar:
+        write_file(path, counted_blocks(), dtype, writer)
     return num_bytes
 
 
@@ -81,19 +83,3 @@ def check_space(path: Path, num_bytes: int) -> None:
             f"{path} takes {num_bytes:,} bytes, and {free:,} are free on this disk; free some, or write to "
             f"another (a file that is replaced keeps its room until the new one is complete)"
         )
-
-
-def _with_progress(
-    arrays: Iterator[NDArray[Any]], num_tokens: int, progress: bool
-) -> Iterator[NDArray[Any]]:
-    with tqdm(
-        total=num_tokens,
-        desc="writing",
-        unit=" tokens",
-        unit_scale=True,
-        disable=not progress,
-        leave=False,
-    ) as bar:
-        for array in arrays:
-            yield array
-            bar.update(len(array))

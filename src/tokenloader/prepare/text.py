@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -26,10 +28,8 @@ def read_texts(path: Path, *, column: str, separator: str, read_bytes: int = REA
 
     Null and "" are left out. All but Parquet may be packed as .gz, or as .zst (which pyarrow unpacks).
 
-    Raises:
-        OSError: the file is missing or unreadable.
-        ValueError: the file is not of its format, or has no such column.
-        ImportError: the format needs pyarrow, which is missing.
+    Raises OSError where the file is missing or unreadable, ValueError where it is not of its format or has
+    no such column, and ImportError where the format needs pyarrow, which is missing.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
     kind = suffixes[-1] if suffixes else ""
@@ -65,14 +65,11 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def import_extra(name: str, what: str) -> Any:
     """Imports a module of the optional extra, or raises an ImportError that says how to install it."""
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(
-            f"{what} needs {name}, which is not installed: pip install 'tokenloader[tokenize]'"
-        ) from error
+        message = f"{what} needs {name}, which is not installed: pip install 'tokenloader[tokenize]'"
+        raise ImportError(message) from error
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
@@ -87,11 +84,8 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
         names = file.schema_arrow.names
         if column not in names:
             raise ValueError(f"{path}: no column {column!r}; pass --column with one of: {', '.join(names)}")
-        for row, value in enumerate(
-            value
-            for batch in file.iter_batches(batch_size=1024, columns=[column])
-            for value in batch.column(0).to_pylist()
-        ):
+        batches = file.iter_batches(batch_size=1024, columns=[column])
+        for row, value in enumerate(chain.from_iterable(batch.column(0).to_pylist() for batch in batches)):
             if value and isinstance(value, str):
                 yield value
             elif value not in (None, ""):

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tokenloader.formats import safetensors
+from tokenloader.prepare.convert import token_bar
 from tokenloader.prepare.text import import_extra, read_texts
 from tokenloader.tokens.writing import write_file
 
@@ -34,67 +34,45 @@ _SEAM = re.compile(r"(?<=\S\n)(?=\S)")
 
 @dataclass(frozen=True)
 class Tokenized:
-    """What `tokenize` has written.
-
-    Attributes:
-        num_documents: number of documents.
-        num_tokens: number of tokens, end-of-text ids among them.
-        text_bytes: size of all documents in UTF-8.
-        dtype: name of the numpy dtype of one token.
-        eos_id: the end-of-text id after each document.
-    """
+    """What `tokenize` has written."""
 
     num_documents: int
-    num_tokens: int
-    text_bytes: int
-    dtype: str
-    eos_id: int
+    num_tokens: int  # end-of-text ids among them
+    text_bytes: int  # size of all documents in UTF-8
+    dtype: str  # name of the numpy dtype of one token
+    eos_id: int  # the end-of-text id after each document
 
 
 class Tokenizer:
     """Encodes documents by a tokenizer.json, without padding, truncation or added tokens.
 
     A special token that is spelled out in a document is encoded as text: else it would end the document.
+    The token that ends documents is `eos_token`, or else the first of KNOWN_EOS_TOKENS in the vocabulary.
 
-    Attributes:
-        eos_token, eos_id: the token that ends documents.
-        dtype: numpy dtype of one token: uint16 if all ids fit, else uint32.
-
-    Args:
-        path: tokenizer.json.
-        eos_token: the token that ends documents; None: the first of KNOWN_EOS_TOKENS in the vocabulary.
-        chunk_characters: a longer document is encoded in chunks, as `split_document` makes them.
-
-    Raises:
-        ImportError: the library tokenizers is missing.
-        OSError: the file is missing.
-        ValueError: the file is no tokenizer.json, or its vocabulary has no such token.
+    Raises ImportError where the library tokenizers is missing, OSError where the file is, and ValueError
+    where it is no tokenizer.json, or its vocabulary has no such token.
     """
 
     def __init__(
-        self,
-        path: Path,
-        eos_token: str | None = None,
-        *,
-        chunk_characters: int = CHUNK_CHARACTERS,
+        self, path: Path, eos_token: str | None = None, *, chunk_characters: int = CHUNK_CHARACTERS
     ) -> None:
         self._chunk_characters = chunk_characters
-        self._tokenizer = _load(path)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = True
+        self._tokenizer = library = _load(path)
+        library.no_padding()
+        library.no_truncation()
+        library.encode_special_tokens = True
         candidates = KNOWN_EOS_TOKENS if eos_token is None else (eos_token,)
-        found = next((c for c in candidates if self._tokenizer.token_to_id(c) is not None), None)
+        found = next((token for token in candidates if library.token_to_id(token) is not None), None)
         if found is None:
-            special = [t.content for t in self._tokenizer.get_added_tokens_decoder().values()]
+            special = [token.content for token in library.get_added_tokens_decoder().values()]
             raise ValueError(
                 f"{path}: no token {' or '.join(candidates)} to end documents with; pass --eos-token with "
                 f"one of its special tokens: {', '.join(special) or 'none'}"
             )
         self.eos_token: str = found
-        self.eos_id = int(self._tokenizer.token_to_id(found))
-        highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        self.dtype = np.dtype("uint16" if highest < 2**16 else "uint32")
+        self.eos_id = int(library.token_to_id(found))
+        highest_id = max(library.get_vocab(with_added_tokens=True).values())
+        self.dtype = np.dtype("uint16" if highest_id < 2**16 else "uint32")  # of one token
 
     def encode(self, documents: Sequence[str]) -> NDArray[Any]:
         """Encodes documents on all cores, to [n] ids of them all, an end-of-text id after each."""
@@ -108,10 +86,7 @@ class Tokenizer:
 
 
 def decoder(path: Path) -> Callable[[NDArray[Any]], str]:
-    """Returns a function from ids to their text, special tokens included, by a tokenizer.json.
-
-    Raises: as `Tokenizer`.
-    """
+    """Returns a function from ids to their text, special tokens included. Raises as `Tokenizer` does."""
     tokenizer = _load(path)
     return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
@@ -132,54 +107,29 @@ def tokenize(
     *,
     column: str = "text",
     progress: bool = False,
-    batch_characters: int = BATCH_CHARACTERS,
+    batch_characters: int = BATCH_CHARACTERS,  # encoded at once, about
 ) -> Tokenized:
-    """Writes the tokens of all documents of the files, in order, to a safetensors file.
+    """Writes the tokens of all documents of text files, in order, to a safetensors file.
 
-    Args:
-        files: text files, as `read_texts` takes them.
-        column: name of the field or column that holds the text.
-        batch_characters: characters encoded at once, about.
-
-    Raises:
-        OSError, ValueError, ImportError: as `read_texts` and `write_tokens`.
+    Files and `column` are as `read_texts` takes them; raises as `read_texts` and `write_tokens` do.
     """
-    counts = _Counts()
-    with tqdm(
-        desc="tokenizing",
-        unit=" tokens",
-        unit_scale=True,
-        disable=not progress,
-        leave=False,
-    ) as bar:
+    num_documents = text_bytes = 0
 
-        def arrays() -> Iterator[NDArray[Any]]:
-            documents = (
-                document
-                for file in files
-                for document in read_texts(file, column=column, separator=tokenizer.eos_token)
-            )
-            for batch in _read_ahead(_batches(documents, batch_characters)):
-                counts.documents += len(batch)
-                counts.text_bytes += sum(len(document.encode()) for document in batch)
-                ids = tokenizer.encode(batch)
-                bar.update(len(ids))
-                yield ids
+    def encoded() -> Iterator[NDArray[Any]]:
+        nonlocal num_documents, text_bytes
+        texts = chain.from_iterable(
+            read_texts(file, column=column, separator=tokenizer.eos_token) for file in files
+        )
+        for batch in _read_ahead(_batches(texts, batch_characters)):
+            num_documents += len(batch)
+            text_bytes += sum(len(document.encode()) for document in batch)
+            ids = tokenizer.encode(batch)
+            bar.update(len(ids))
+            yield ids
 
-        num_tokens = write_file(out, arrays(), tokenizer.dtype, safetensors.WRITER)
-    return Tokenized(
-        num_documents=counts.documents,
-        num_tokens=num_tokens,
-        text_bytes=counts.text_bytes,
-        dtype=tokenizer.dtype.name,
-        eos_id=tokenizer.eos_id,
-    )
-
-
-@dataclass
-class _Counts:
-    documents: int = 0
-    text_bytes: int = 0
+    with token_bar(desc="tokenizing", disable=not progress) as bar:
+        num_tokens = write_file(out, encoded(), tokenizer.dtype, safetensors.WRITER)
+    return Tokenized(num_documents, num_tokens, text_bytes, tokenizer.dtype.name, tokenizer.eos_id)
 
 
 def _batches(documents: Iterable[str], batch_characters: int) -> Iterator[list[str]]:
