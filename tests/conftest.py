@@ -1,17 +1,36 @@
-"""Eight CPU devices for every test, so that sharding is tested in this process; and files to test on.
+"""Eight CPU devices for every test, so that sharding is tested in this process; the slow tests; and files.
 
 The devices must be asked for before jax starts its backends. Subprocesses inherit them.
 """
 
 import os
+from pathlib import Path
 
 import pytest
+
+# Test files that start processes, or compile for many meshes: two thirds of the time of all tests.
+SLOW_FILES = (
+    "batches/test_split_sequences.py",
+    "docs/test_examples.py",
+    "loader/test_devices.py",
+    "loader/test_loader_processes.py",
+    "loader/test_processes.py",
+    "storage/test_hub.py",
+)
 
 _EIGHT = "--xla_force_host_platform_device_count=8"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if _EIGHT not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EIGHT}".strip()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    slow = {Path(__file__).parent / name for name in SLOW_FILES}
+    for item in items:
+        if item.path in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

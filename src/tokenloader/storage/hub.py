@@ -54,32 +54,21 @@ def download(address: str, *, unreachable_after_seconds: float = _UNREACHABLE_AF
     """
     repository, revision, file = parse(address)
     # Imported here: it takes 0.3 s, and most programs open local files.
-    from huggingface_hub import (
-        get_hf_file_metadata,
-        hf_hub_download,
-        hf_hub_url,
-        try_to_load_from_cache,
-    )
+    from huggingface_hub import get_session, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
-        HfHubHTTPError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     cached = try_to_load_from_cache(repository, file, revision=revision, repo_type="dataset")
+    status = 200
     try:
         if not isinstance(cached, str):
             # One request of our own, because hf_hub_download tries an unreachable Hub again and again.
+            # Without credentials: that the Hub answers is all that is asked.
             url = hf_hub_url(repository, file, revision=revision, repo_type="dataset")
-            get_hf_file_metadata(url, timeout=unreachable_after_seconds)
-    except HfHubHTTPError as error:
-        # The Hub answered. What it has not, or will not show, hf_hub_download tells best.
-        if error.response.status_code >= 500:
-            raise ConnectionError(
-                f"{address}: the Hub cannot serve it now ({error}) and the file is not in the local "
-                f"cache; try again later"
-            ) from error
+            status = get_session().head(url, timeout=unreachable_after_seconds).status_code
     except Exception as error:
         raise ConnectionError(
             f"{address}: the Hub cannot be reached ({type(error).__name__}: {error}) and the file is not "
@@ -87,6 +76,12 @@ def download(address: str, *, unreachable_after_seconds: float = _UNREACHABLE_AF
             f'there is a connection ("hf download --repo-type dataset {repository} {file}") and pass the '
             f"path"
         ) from error
+    # What the Hub has not, or will not show, hf_hub_download tells best.
+    if status >= 500:
+        raise ConnectionError(
+            f"{address}: the Hub cannot serve it now (HTTP {status}) and the file is not in the local "
+            f"cache; try again later"
+        )
     try:
         return Path(
             hf_hub_download(
