@@ -85,9 +85,7 @@ def tokenize():
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save("tokenizer.json")
     pyarrow.parquet.write_table(pyarrow.table({"text": ["abc", "cab"]}), "text.parquet")
-    command(
-        "tokenize", "text.parquet", "--tokenizer", "tokenizer.json", "--out", "text.safetensors"
-    )
+    command("tokenize", "text.parquet", "--tokenizer", "tokenizer.json", "--out", "text.safetensors")
     with tl.open_tokens("text.safetensors") as tokens:
         assert tokens[:].tolist() == [0, 1, 2, 3, 2, 0, 1, 3]
 

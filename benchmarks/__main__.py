@@ -30,9 +30,7 @@ def main(arguments: list[str]) -> int:
         summary = module.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
-    everything = commands.add_parser(
-        "all", help="Run every program that measures, with its defaults."
-    )
+    everything = commands.add_parser("all", help="Run every program that measures, with its defaults.")
     everything.add_argument("--gib", help="size of the token files (default: each program's own)")
     everything.set_defaults(program="all")
     options = parser.parse_args(arguments)

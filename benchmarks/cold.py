@@ -63,9 +63,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     turns: dict[str, Callable[[int], float]] = {
-        "tokenloader": lambda turn: _windows_per_second(
-            partial(_ours, path, turn), options.seconds
-        ),
+        "tokenloader": lambda turn: _windows_per_second(partial(_ours, path, turn), options.seconds),
         "np.memmap in a loop": lambda turn: _windows_per_second(
             partial(contestants.nanogpt, path, *SHAPE, seed=turn), options.seconds
         ),

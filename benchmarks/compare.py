@@ -40,9 +40,7 @@ class Program(NamedTuple):
     """How a program runs in each round, and what its JSON says."""
 
     unit: str
-    costs: Callable[
-        [dict[str, Any]], Iterator[tuple[str, Cost]]
-    ]  # of its JSON: rows, less is better
+    costs: Callable[[dict[str, Any]], Iterator[tuple[str, Cost]]]  # of its JSON: rows, less is better
     options: str = ""
     tiny: str = ""  # the options under --tiny
     takes_file: bool = True
@@ -58,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(PROGRAMS)} (default: warm scale cpu)",
     )
     parser.add_argument("--rounds", type=int, default=5, help="runs of each program on each side")
-    parser.add_argument(
-        "--gib", type=float, default=1.0, help="size of the token file (default: 1)"
-    )
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the token file (default: 1)")
     parser.add_argument(
         "--tiny", action="store_true", help="short runs to try this out; the figures mean nothing"
     )
@@ -93,9 +89,7 @@ def run(options: argparse.Namespace) -> None:
                     for row, cost in _run_program(name, folder / side, tokens, options):
                         measured.setdefault((name, row), {})[side] = cost
                     seconds = time.perf_counter() - began
-                    measure.say(
-                        f"round {turn + 1} of {options.rounds}: {name} {side}: {seconds:.0f} s"
-                    )
+                    measure.say(f"round {turn + 1} of {options.rounds}: {name} {side}: {seconds:.0f} s")
             rounds.append(measured)
     rows, not_compared = match(rounds)
     print(table(rows, not_compared))
@@ -229,9 +223,7 @@ def _differs(folder: Path, name: str) -> bool:
 
 
 def _git(*arguments: str) -> bytes:
-    finished = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, check=False
-    )
+    finished = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
     if finished.returncode:
         raise SystemExit(finished.stderr.decode())
     return finished.stdout

@@ -113,9 +113,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?"
-    )
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
 
 
 def _commit() -> str:

@@ -57,9 +57,7 @@ def run(options: argparse.Namespace) -> None:
         for what, by_size in seconds.items()
     }
     for what, row in table.items():
-        measure.say(
-            f"{what:28} {row}  largest / smallest: {max(row.values()) / min(row.values()):.2f}"
-        )
+        measure.say(f"{what:28} {row}  largest / smallest: {max(row.values()) / min(row.values()):.2f}")
     hosts = _hosts(options.rounds)
     measure.write_result(
         "scale",

@@ -22,9 +22,7 @@ _CHUNK_TOKENS = 32 << 20
 def add_arguments(parser: argparse.ArgumentParser, gib: float | None = None) -> None:
     """--gib and --file: which token file a program measures on."""
     size = "the full 19.09" if gib is None else f"{gib:g}"
-    parser.add_argument(
-        "--gib", type=float, default=gib, help=f"size of the file (default: {size})"
-    )
+    parser.add_argument("--gib", type=float, default=gib, help=f"size of the file (default: {size})")
     parser.add_argument("--file", type=Path, help="use this token file and do not write one")
 
 

@@ -70,9 +70,7 @@ def measure_step(path: Path, rounds: int, steps: int) -> dict[str, Any]:
                     took += seconds[name][-1] * steps
     row = {
         "step_milliseconds": {n: round(1e3 * statistics.median(s), 3) for n, s in seconds.items()},
-        "loader_over_resident": round(
-            measure.median_ratio(seconds["loader"], seconds["resident"]), 4
-        ),
+        "loader_over_resident": round(measure.median_ratio(seconds["loader"], seconds["resident"]), 4),
         "share_of_time_waiting": round(waited / took, 6),
     }
     measure.say(f"{B}x{T}: {row}")

@@ -18,9 +18,7 @@ SHAPES = [(8, 1024), (32, 1024), (256, 1024), (64, 4096), (8, 32768)]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     token_file.add_arguments(parser, gib=1.0)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--seconds", type=float, default=0.5, help="time of each contestant in each round"
-    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="time of each contestant in each round")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -92,9 +92,7 @@ def forward(params: Params, tokens: jax.Array, config: Config) -> jax.Array:
     return _layer_norm(params["final_norm"], x) @ params["token_embedding"].astype(x.dtype).T
 
 
-def loss_per_token(
-    params: Params, inputs: jax.Array, targets: jax.Array, config: Config
-) -> jax.Array:
+def loss_per_token(params: Params, inputs: jax.Array, targets: jax.Array, config: Config) -> jax.Array:
     """The negative log-likelihood of each target in nats, float32 [B, T]."""
     return _cross_entropy(forward(params, inputs, config), targets, config.vocab_size)
 

@@ -170,9 +170,7 @@ def make_train_step(
 
 
 @partial(jax.jit, static_argnums=0)
-def _loss_sum(
-    config: gpt2.Config, params: gpt2.Params, batch: tl.Batch
-) -> tuple[jax.Array, jax.Array]:
+def _loss_sum(config: gpt2.Config, params: gpt2.Params, batch: tl.Batch) -> tuple[jax.Array, jax.Array]:
     losses = gpt2.loss_per_token(params, batch.inputs, batch.targets, config)
     return losses.sum(where=batch.loss_mask), batch.loss_mask.sum()
 

@@ -124,6 +124,8 @@ def in_threads(*calls):
     for thread in threads:
         thread.join(timeout=30)
         assert not thread.is_alive()
+
+
 class WatchedWindows:
     """Located windows that call `before` whenever a thread other than the main one copies them."""
 

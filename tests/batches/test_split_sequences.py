@@ -36,9 +36,7 @@ def batches(count, where, plan=PLANS[0], transform=tl.next_token, tokens=TOKENS)
 @pytest.mark.parametrize("plan", PLANS, ids=repr)
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("shape", MESHES, ids=str)
-def test_batches_split_over_rows_and_sequences_equal_those_of_one_device(
-    shape, axis_type, plan, transform
-):
+def test_batches_split_over_rows_and_sequences_equal_those_of_one_device(shape, axis_type, plan, transform):
     where = NamedSharding(mesh(shape, axis_type), P("data", "seq"))
     split = batches(5, where, plan, TRANSFORMS[transform])
     single = batches(5, jax.devices()[0], plan, TRANSFORMS[transform])
@@ -122,9 +120,7 @@ def test_a_device_holds_its_rows_and_columns_and_nothing_is_sent_twice(monkeypat
 
     def counted(x, *where, **how):
         placed = device_put(x, *where, **how)
-        sent.extend(
-            s.data.size for leaf in jax.tree.leaves(placed) for s in leaf.addressable_shards
-        )
+        sent.extend(s.data.size for leaf in jax.tree.leaves(placed) for s in leaf.addressable_shards)
         return placed
 
     monkeypatch.setattr(jax, "device_put", counted)
@@ -140,7 +136,5 @@ def test_a_train_step_takes_split_batches_under_its_mesh():
         jax.set_mesh(where.mesh),
         tl.TokenLoader(tl.open_tokens(TOKENS), B, T, sharding=where) as loader,
     ):
-        sums = [
-            int(jax.jit(lambda b: (b.inputs * b.targets).sum())(next(loader))) for _ in range(4)
-        ]
+        sums = [int(jax.jit(lambda b: (b.inputs * b.targets).sum())(next(loader))) for _ in range(4)]
     assert sums == [int((b.inputs * b.targets).sum()) for b in batches(4, None)]

@@ -21,9 +21,7 @@ PLANS = [
     tl.SequentialWindows(),
     tl.Mixture({range(300): 0.7, range(400, 997): 0.3}, tl.ShuffledEpochs(seed=4, num_epochs=30)),
     tl.Mixture({range(100, 900): 1}, tl.SequentialWindows()),
-    tl.Mixture(
-        {range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))
-    ),
+    tl.Mixture({range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))),
 ]
 
 

@@ -51,9 +51,7 @@ def test_a_row_of_one_side_or_without_a_figure_is_listed(compare):
 def test_the_code_is_compared_with_a_revision(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "compare", "HEAD", "scale", "--tiny"]
     command += ["--rounds", "1", "--gib", "0.001", "--json", str(tmp_path / "compare.json")]
-    finished = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110
-    )
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
     assert finished.returncode == 0, finished.stderr[-3000:]
     result = json.loads((tmp_path / "compare.json").read_text())
     assert "open, 1 GiB" in [row["row"] for row in result["rows"]]

@@ -21,9 +21,7 @@ from tokenloader import ShuffledEpochs, TokenLoader, open_tokens, write_tokens
 from tokenloader.cli.commands import commands, main
 
 PAGE = Path(__file__).parent.parent.parent / "docs/command-line.md"
-EXAMPLE = re.compile(
-    r"^```console\n\$ (tokenloader [^\n]*(?:\\\n[^\n]*)*)\n(.*?)^```\n", re.M | re.S
-)
+EXAMPLE = re.compile(r"^```console\n\$ (tokenloader [^\n]*(?:\\\n[^\n]*)*)\n(.*?)^```\n", re.M | re.S)
 
 
 def write_examples():

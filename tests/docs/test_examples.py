@@ -78,9 +78,7 @@ def test_the_short_run_is_short():
 
 
 def test_the_reading_list_has_every_file_once():
-    listed = re.findall(
-        r"^\| \[`.*`\]\((.*)\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE
-    )
+    listed = re.findall(r"^\| \[`.*`\]\((.*)\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
@@ -128,8 +126,7 @@ def test_other_token_files_train_on_eight_devices(demo, tmp_path):
     run(tmp_path / "one", *data, *SHORT, devices=1)
     for name in ("loss", "val_loss"):
         eight, one = (
-            [row[name] for row in rows(tmp_path / run, name) if row[name]]
-            for run in ("eight", "one")
+            [row[name] for row in rows(tmp_path / run, name) if row[name]] for run in ("eight", "one")
         )
         np.testing.assert_allclose(eight, one, rtol=1e-4)
 

@@ -47,9 +47,7 @@ def train(folder, token_file, kind):
         params = {"w": params["w"] + next(loader)[0, :3]}
     with ocp.CheckpointManager(folder) as checkpoints:
         save, _ = KINDS[kind]
-        items = ocp.args.Composite(
-            params=ocp.args.StandardSave(params), loader=save(loader.get_state())
-        )
+        items = ocp.args.Composite(params=ocp.args.StandardSave(params), loader=save(loader.get_state()))
         checkpoints.save(8, args=items)
     with loader:
         return params, [next(loader) for _ in range(3)]
@@ -64,9 +62,7 @@ def test_a_state_in_an_orbax_checkpoint_beside_params_goes_on_with_the_next_batc
     with ocp.CheckpointManager(tmp_path / "run") as checkpoints:
         saved = checkpoints.restore(
             checkpoints.latest_step(),
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore({"w": jnp.zeros(3)}), loader=restore()
-            ),
+            args=ocp.args.Composite(params=ocp.args.StandardRestore({"w": jnp.zeros(3)}), loader=restore()),
         )
     np.testing.assert_array_equal(saved.params["w"], params["w"])
     with open_loader(token_file, 6) as loader:
@@ -105,9 +101,7 @@ def loader_of_ours():
 
 def iterator_of_grain():
     windows = tl.Windows(tl.open_tokens(TOKENS), 20)
-    return iter(
-        grain.MapDataset.source(windows).shuffle(seed=0).repeat().batch(3).to_iter_dataset()
-    )
+    return iter(grain.MapDataset.source(windows).shuffle(seed=0).repeat().batch(3).to_iter_dataset())
 
 
 @pytest.mark.parametrize("make", [loader_of_ours, iterator_of_grain])

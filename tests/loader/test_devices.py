@@ -44,9 +44,7 @@ def batches(count, where, plan=PLANS[0], transform=tl.next_token):
     [P("data"), P("data", None), P(("data", "model")), P("model"), P()],
     ids=["data", "data, None", "data and model", "model", "replicated"],
 )
-def test_sharded_batches_equal_those_of_one_device_and_carry_the_sharding(
-    spec, axis_type, plan, transform
-):
+def test_sharded_batches_equal_those_of_one_device_and_carry_the_sharding(spec, axis_type, plan, transform):
     where, transform = sharding(spec, axis_type), TRANSFORMS[transform]
     sharded = batches(3, where, plan, transform)
     single = batches(3, jax.devices()[0], plan, transform)
@@ -88,9 +86,7 @@ def test_the_default_device_is_that_of_construction_and_not_of_iteration():
     with loader:
         assert loader.sharding == SingleDeviceSharding(jax.devices()[3])
         for batch in itertools.islice(loader, 3):
-            assert {d for leaf in jax.tree.leaves(batch) for d in leaf.devices()} == {
-                jax.devices()[3]
-            }
+            assert {d for leaf in jax.tree.leaves(batch) for d in leaf.devices()} == {jax.devices()[3]}
         with jax.default_device(jax.devices()[6]):
             assert next(loader).inputs.devices() == {jax.devices()[3]}
 
@@ -184,9 +180,7 @@ def test_sharded_batches_kept_alive_never_change():
         (16, P("data", None, "model"), "splits 3 axes; a batch has two"),
     ],
 )
-def test_a_sharding_that_does_not_fit_the_batch_is_an_error_at_construction(
-    batch_size, spec, message
-):
+def test_a_sharding_that_does_not_fit_the_batch_is_an_error_at_construction(batch_size, spec, message):
     with pytest.raises(ValueError, match=message):
         tl.TokenLoader(tl.open_tokens(TOKENS), batch_size, T, sharding=sharding(spec))
 

@@ -35,9 +35,7 @@ def test_small_batches_are_sent_together_within_what_prefetch_allows(batch_bytes
 @pytest.mark.parametrize("with_targets", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 40])
 @pytest.mark.parametrize("count", [0, 1, 6, 20])
-def test_groups_are_the_steps_in_order_and_the_last_repeats_its_last_step(
-    count, size, with_targets
-):
+def test_groups_are_the_steps_in_order_and_the_last_repeats_its_last_step(count, size, with_targets):
     steps = list(steps_of(count, with_targets=with_targets))
     groups = list(group_steps(iter(steps), size))
     assert [group.step for group in groups] == [step.number for step in steps[::size]]

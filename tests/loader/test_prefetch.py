@@ -164,9 +164,7 @@ def test_an_error_goes_to_the_taker_only_and_ends_the_thread(start, monkeypatch)
 
 def test_stop_ends_the_thread_when_the_queue_is_full():
     made = []
-    prefetcher, (thread,) = threads_of(
-        lambda: Prefetcher((made.append(i) or i for i in range(100)), 3)
-    )
+    prefetcher, (thread,) = threads_of(lambda: Prefetcher((made.append(i) or i for i in range(100)), 3))
     assert eventually(lambda: len(made) == 3)
     prefetcher.stop()
     assert not thread.is_alive()

@@ -198,9 +198,7 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
     assert (
         printed
         == [
-            "the same\n"
-            + begin
-            + f"  tokens: {tl.open_tokens(one).fingerprint()} on processes 0, 1, 3; "
+            "the same\n" + begin + f"  tokens: {tl.open_tokens(one).fingerprint()} on processes 0, 1, 3; "
             f"{tl.open_tokens(other).fingerprint()} on process 2\n" + begin + "  batch_size: 8 on "
             "processes 0, 1, 3; 16 on process 2\n"
             "  plan: ShuffledEpochs(seed=0) on processes 0, 1, 3; ShuffledEpochs(seed=1) on process 2\n"

@@ -22,9 +22,7 @@ def test_none_is_the_default_device_of_the_moment():
 
 
 def test_a_device_is_a_sharding_over_that_device():
-    assert resolve_sharding(jax.devices()[5], 4, 16).sharding == SingleDeviceSharding(
-        jax.devices()[5]
-    )
+    assert resolve_sharding(jax.devices()[5], 4, 16).sharding == SingleDeviceSharding(jax.devices()[5])
 
 
 @pytest.mark.parametrize(
@@ -56,9 +54,7 @@ def test_a_mesh_is_not_a_sharding():
         (7, P(("b", "a"), None), 8, "'b' and 'a'", "8"),
     ],
 )
-def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
-    batch_size, spec, shards, axes, nearest
-):
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do(batch_size, spec, shards, axes, nearest):
     with pytest.raises(ValueError, match="does not divide") as caught:
         resolve_sharding(NamedSharding(make_mesh(4, 2), spec), batch_size, 16)
     assert str(caught.value) == (
@@ -75,9 +71,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
         (20, P(None, ("a", "b")), 8, "'a' and 'b'", "16 and 24"),
     ],
 )
-def test_a_sequence_that_does_not_divide_names_the_nearest_that_do(
-    seq_len, spec, shards, axes, nearest
-):
+def test_a_sequence_that_does_not_divide_names_the_nearest_that_do(seq_len, spec, shards, axes, nearest):
     with pytest.raises(ValueError, match="does not divide") as caught:
         resolve_sharding(NamedSharding(make_mesh(4, 2), spec), 8, seq_len)
     assert str(caught.value) == (
@@ -87,9 +81,7 @@ def test_a_sequence_that_does_not_divide_names_the_nearest_that_do(
 
 
 def test_a_third_axis_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"splits 3 axes; a batch has two, \[batch_size, seq_len\]"
-    ):
+    with pytest.raises(ValueError, match=r"splits 3 axes; a batch has two, \[batch_size, seq_len\]"):
         resolve_sharding(NamedSharding(make_mesh(4, 2), P("a", None, None)), 8, 16)
 
 
@@ -101,9 +93,7 @@ def test_an_unconstrained_axis_is_an_error():
 
 def test_a_mesh_without_devices_is_an_error():
     sharding = NamedSharding(make_mesh(4, 2).abstract_mesh, P("a"))
-    with pytest.raises(
-        ValueError, match=r"over a AbstractMesh, which has no devices; expected a Mesh"
-    ):
+    with pytest.raises(ValueError, match=r"over a AbstractMesh, which has no devices; expected a Mesh"):
         resolve_sharding(sharding, 8, 16)
 
 
@@ -161,21 +151,15 @@ SPECS = [P("a", "b"), P("b", "a"), P("a"), P(None, "a"), P(("a", "b")), P(None, 
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=repr)
-@pytest.mark.parametrize(
-    "devices", [{0}, {0, 1}, {2, 3}, {1, 6}, {0, 3, 5}, set(range(8))], ids=str
-)
+@pytest.mark.parametrize("devices", [{0}, {0, 1}, {2, 3}, {1, 6}, {0, 3, 5}, set(range(8))], ids=str)
 def test_a_process_gathers_what_its_devices_hold_and_nothing_twice(spec, devices):
     num_steps, batch_size, seq_len = 3, 8, 16
     sharding = NamedSharding(make_mesh(4, 2), spec)
     num_seq_shards = seq_len // sharding.shard_shape((batch_size, seq_len))[1]
-    placement = Placement(
-        SeenFromOneProcess(sharding, devices), batch_size, seq_len, num_seq_shards
-    )
+    placement = Placement(SeenFromOneProcess(sharding, devices), batch_size, seq_len, num_seq_shards)
     starts = 100 * np.arange(num_steps * batch_size).reshape(num_steps, batch_size)
     windows, at = gather_starts(starts[:, placement.rows], placement), 0
-    assert sorted(d.id for shard in placement.local_shards for d in shard.devices) == sorted(
-        devices
-    )
+    assert sorted(d.id for shard in placement.local_shards for d in shard.devices) == sorted(devices)
     held = sharding.devices_indices_map((batch_size, seq_len))
     for shard in placement.local_shards:
         size = num_steps * (shard.end - shard.begin)
@@ -210,9 +194,7 @@ def fake_jax(monkeypatch, *, accelerator=None, platforms=None, nvidia=False):
     monkeypatch.setattr(jax, "local_devices", local_devices)
     monkeypatch.setattr(jax, "config", types.SimpleNamespace(jax_platforms=platforms))
     exists = os.path.exists
-    monkeypatch.setattr(
-        os.path, "exists", lambda path: nvidia if path == "/dev/nvidia0" else exists(path)
-    )
+    monkeypatch.setattr(os.path, "exists", lambda path: nvidia if path == "/dev/nvidia0" else exists(path))
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
@@ -222,10 +204,7 @@ def test_an_idle_accelerator_is_named_in_a_warning(monkeypatch, platform):
         resolve_sharding(None, 4, 16)
     assert len(caught) == 1
     message = str(caught[0].message)
-    assert (
-        f"will land on {jax.devices()[0]}, the default device, while {platform}:0 is idle"
-        in message
-    )
+    assert f"will land on {jax.devices()[0]}, the default device, while {platform}:0 is idle" in message
     assert f'sharding=jax.devices("{platform}")[0]' in message
 
 

@@ -276,9 +276,7 @@ def test_a_sequential_mean_over_the_loss_mask_is_exact(num_tokens, seq_len, batc
     with tl.TokenLoader(tl.open_tokens(array), batch_size, seq_len, plan=plan) as loader:
         for batch in loader:
             assert batch.loss_mask.dtype == jnp.bool_
-            shapes.add(
-                (jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch)))
-            )
+            shapes.add((jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))))
             mask = np.asarray(batch.loss_mask)
             pairs = np.stack([np.asarray(batch.inputs)[mask], np.asarray(batch.targets)[mask]], 1)
             seen.extend(pairs.tolist())
@@ -341,9 +339,7 @@ def test_a_transform_that_makes_no_batch_of_sequential_windows_is_warned_of(toke
         return {"block": block}
 
     with (
-        tl.TokenLoader(
-            tokens, 8, 100, plan=tl.SequentialWindows(), transform=only_a_dict
-        ) as loader,
+        tl.TokenLoader(tokens, 8, 100, plan=tl.SequentialWindows(), transform=only_a_dict) as loader,
         pytest.warns(UserWarning, match=r"only_a_dict.* returns dict and not a Batch.*not hidden"),
     ):
         made = next(loader)
@@ -396,9 +392,7 @@ def json_state(loader):
 
 def test_the_state_counts_batches_handed_out_and_not_those_made():
     made = []
-    with tl.TokenLoader(
-        WatchedTokens(lambda: made.append(1)), 3, 10, prefetch=4, transform=None
-    ) as loader:
+    with tl.TokenLoader(WatchedTokens(lambda: made.append(1)), 3, 10, prefetch=4, transform=None) as loader:
         assert loader.get_state()["step"] == 0
         next(loader)
         assert eventually(lambda: len(made) == 5)
@@ -430,9 +424,7 @@ def test_the_state_counts_batches_handed_out_and_not_those_made():
     ),
     to_the_end=st.booleans(),
 )
-def test_a_resumed_run_goes_on_in_order_whatever_changed_at_the_cut(
-    sources, plan, legs, to_the_end
-):
+def test_a_resumed_run_goes_on_in_order_whatever_changed_at_the_cut(sources, plan, legs, to_the_end):
     # 8 windows an epoch, so that the cuts lie around the ends of epochs.
     seq_len, state, steps, rows = 100, None, 0, [np.zeros((0, 101), np.uint16)]
     finite = hasattr(plan, "num_samples") and plan.bind(N, seq_len).num_samples
@@ -485,9 +477,7 @@ def test_a_state_saved_at_the_end_resumes_at_the_end(tokens):
 
 
 def test_a_run_may_be_resumed_with_more_epochs(tokens):
-    with tl.TokenLoader(
-        tokens, 3, 100, plan=tl.ShuffledEpochs(7, num_epochs=1), transform=None
-    ) as loader:
+    with tl.TokenLoader(tokens, 3, 100, plan=tl.ShuffledEpochs(7, num_epochs=1), transform=None) as loader:
         blocks = list(loader)
         state = json_state(loader)
     more = tl.ShuffledEpochs(7, num_epochs=3)
@@ -794,9 +784,7 @@ def test_blocks_that_are_handed_out_raw_are_made_one_by_one(prefetch):
 def test_a_slow_source_is_waited_for_and_the_wait_is_counted():
     with tl.TokenLoader(WatchedTokens(lambda: time.sleep(0.03)), 2, 10, transform=None) as loader:
         for step in range(4):
-            np.testing.assert_array_equal(
-                next(loader), rows_of(tl.ShuffledEpochs(0), 2 * step, 2, 10)
-            )
+            np.testing.assert_array_equal(next(loader), rows_of(tl.ShuffledEpochs(0), 2 * step, 2, 10))
         stats = loader.stats
     assert stats.wait_seconds > 0.06
     assert stats.gather_seconds > 0.1
@@ -838,9 +826,7 @@ def test_an_error_of_the_background_arrives_at_next_and_nothing_is_lost_or_repea
 
 
 def test_batches_made_before_an_error_are_handed_out_before_it():
-    with tl.TokenLoader(
-        WatchedTokens(Flaky(OSError, 2)), 3, 40, prefetch=5, transform=None
-    ) as loader:
+    with tl.TokenLoader(WatchedTokens(Flaky(OSError, 2)), 3, 40, prefetch=5, transform=None) as loader:
         for _ in range(2):
             next(loader)
         with pytest.raises(OSError, match="disk on fire"):
@@ -908,9 +894,7 @@ def test_an_error_of_the_transform_does_not_lose_the_batch(tokens, error):
                 next(loader)
             assert loader.get_state()["step"] == 0
         for step in range(3):
-            np.testing.assert_array_equal(
-                next(loader), rows_of(tl.ShuffledEpochs(0), 3 * step, 3, 40)
-            )
+            np.testing.assert_array_equal(next(loader), rows_of(tl.ShuffledEpochs(0), 3 * step, 3, 40))
 
 
 @pytest.mark.parametrize("taken", [1, 2])
@@ -937,9 +921,7 @@ def test_the_last_block_that_was_taken_but_never_counted_is_not_skipped(tokens):
 
 
 @pytest.mark.parametrize("plan", [tl.ShuffledEpochs(0), tl.SequentialWindows()], ids=repr)
-def test_a_batch_that_was_made_early_but_not_reached_is_not_handed_out_in_place_of_another(
-    tokens, plan
-):
+def test_a_batch_that_was_made_early_but_not_reached_is_not_handed_out_in_place_of_another(tokens, plan):
     # What Ctrl-C leaves behind when it falls between the making of the next batch and the counting.
     with tl.TokenLoader(tokens, 3, 40, plan=plan) as loader:
         next(loader)
@@ -984,9 +966,7 @@ def test_ctrl_c_while_the_thread_is_being_ended_does_not_hang_the_next_batch(tok
             loader.set_state(state)
         monkeypatch.undo()
         for step in range(1, 8):
-            np.testing.assert_array_equal(
-                next(loader), rows_of(tl.ShuffledEpochs(0), 3 * step, 3, 40)
-            )
+            np.testing.assert_array_equal(next(loader), rows_of(tl.ShuffledEpochs(0), 3 * step, 3, 40))
 
 
 def test_next_after_close_is_an_error(tokens):
@@ -1154,9 +1134,7 @@ def test_stats_are_exact_sums_of_the_clock(tokens, monkeypatch):
 
     faults = itertools.count(0, 2)
     squares = (float(i * i) for i in itertools.count())
-    monkeypatch.setattr(
-        _loader, "time", clock(iter([0.0, 1.0, 10.0, 12.0, 20.0, 23.0, 30.0, 99.0]))
-    )
+    monkeypatch.setattr(_loader, "time", clock(iter([0.0, 1.0, 10.0, 12.0, 20.0, 23.0, 30.0, 99.0])))
     monkeypatch.setattr(_pipeline, "time", clock(squares))
     monkeypatch.setattr(_pipeline, "_major_page_faults", lambda: next(faults))
     # Without a transform, each batch is taken when it is asked for and not before.
@@ -1249,7 +1227,5 @@ def test_a_plan_that_cannot_be_told_from_others_has_no_state_to_save(tokens):
 
     loader = tl.TokenLoader(tokens, 4, 16, plan=Mine())
     assert next(loader).inputs.shape == (4, 16)
-    with pytest.raises(
-        TypeError, match=r"plan Mine has no __repr__ of its own.*make it a dataclass"
-    ):
+    with pytest.raises(TypeError, match=r"plan Mine has no __repr__ of its own.*make it a dataclass"):
         loader.get_state()

@@ -199,7 +199,5 @@ def test_a_transform_that_makes_no_batch_is_named_as_one_whose_targets_are_not_m
         return block[:, :-1], block[:, 1:]
 
     counts = np.full((2, 3, 1), 4, np.int32)
-    with pytest.warns(
-        UserWarning, match=r"^<function .*pair at .* returns tuple and not a Batch, so"
-    ):
+    with pytest.warns(UserWarning, match=r"^<function .*pair at .* returns tuple and not a Batch, so"):
         compiled(pair, here(), 2)(BLOCK, counts)

@@ -48,9 +48,7 @@ def test_windows_past_32_bits_are_found(tmp_path):
         np.arange(1, 12, dtype=np.uint16).tofile(file)
     windows = tl.Windows(tl.open_tokens(path, dtype="uint16"), 5)
     assert len(windows) == (num_tokens - 1) // 5
-    assert (
-        windows[-1].tolist() == windows[np.int64(len(windows) - 1)].tolist() == [6, *range(7, 12)]
-    )
+    assert windows[-1].tolist() == windows[np.int64(len(windows) - 1)].tolist() == [6, *range(7, 12)]
 
 
 @pytest.mark.parametrize("index", [33, -34, 10**20])

@@ -63,9 +63,7 @@ def test_samples_are_int64_and_pass_32_bits():
 
 
 def test_a_step_past_the_last_sample_number_is_an_error_that_shows_it():
-    with pytest.raises(
-        ValueError, match=f"step {2**62} begins with sample {2**63}; samples end at"
-    ):
+    with pytest.raises(ValueError, match=f"step {2**62} begins with sample {2**63}; samples end at"):
         Cursor.begin(ENDLESS, 2).samples(2**62)
     assert Cursor.begin(ENDLESS, 2).samples(2**62 - 1)[-1] == 2**63 - 1
 
@@ -105,9 +103,7 @@ def test_a_cursor_ends_with_its_plan(plan, batch_size, num_steps):
 
 
 def test_a_plan_that_ends_before_its_first_full_batch_is_refused():
-    message = (
-        "ends after 20 windows of these tokens, before the first batch of batch_size=21 is full"
-    )
+    message = "ends after 20 windows of these tokens, before the first batch of batch_size=21 is full"
     with pytest.raises(ValueError, match=message):
         Cursor.begin(ShuffledEpochs(0, num_epochs=2).bind(104, 9), 21)
 

@@ -263,9 +263,7 @@ def test_weights_without_a_common_unit_are_rounded_and_stay_below_2_to_the_62():
     mixture = mixture_of(weights)
     assert sum(mixture.weights) < 2**62
     for kept, given_ in zip(mixture.weights, weights, strict=True):
-        assert abs(Fraction(kept, sum(mixture.weights)) - given_ / sum(weights)) < Fraction(
-            2, 2**61
-        )
+        assert abs(Fraction(kept, sum(mixture.weights)) - given_ / sum(weights)) < Fraction(2, 2**61)
 
 
 # One source
@@ -286,9 +284,7 @@ def test_ranges_of_one_file_are_a_train_and_a_validation_set():
     assert np.concatenate(targets).tolist() == list(range(901, 1000))
 
 
-@pytest.mark.parametrize(
-    "plan", [PLAN, RandomWindows(2), ShuffledEpochs(3, 2), SequentialWindows()]
-)
+@pytest.mark.parametrize("plan", [PLAN, RandomWindows(2), ShuffledEpochs(3, 2), SequentialWindows()])
 def test_one_source_that_is_all_tokens_is_the_plan_itself(plan):
     mixture, size = Mixture({range(100): 5}, plan), {"num_tokens": 100, "seq_len": 9}
     np.testing.assert_array_equal(
@@ -399,9 +395,7 @@ def test_ranges_and_token_arrays_are_not_mixed():
         Mixture({tokens: 1, range(5): 1}, PLAN)
 
 
-@pytest.mark.parametrize(
-    "weight", [0, -1, 0.0, -0.5, math.nan, math.inf, Fraction(0), Decimal("nan")]
-)
+@pytest.mark.parametrize("weight", [0, -1, 0.0, -0.5, math.nan, math.inf, Fraction(0), Decimal("nan")])
 def test_a_weight_that_is_not_positive_and_finite_is_refused(weight):
     message = f"the weight of range(0, 9) is {weight!r}; expected a positive finite number"
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -416,9 +410,7 @@ def test_a_weight_that_is_no_number_is_refused(weight):
 
 
 def test_a_weight_that_rounds_to_nothing_is_refused():
-    with pytest.raises(
-        ValueError, match=r"the least weight is 1e-30 of the total; expected 4.34e-19"
-    ):
+    with pytest.raises(ValueError, match=r"the least weight is 1e-30 of the total; expected 4.34e-19"):
         mixture_of([1, 1e-30])
 
 

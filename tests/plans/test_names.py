@@ -16,9 +16,7 @@ PLANS = [
     tl.SequentialWindows(),
     tl.Mixture({range(300): 0.7, range(400, 997): 0.3}, tl.ShuffledEpochs(seed=4, num_epochs=30)),
     tl.Mixture({range(100, 900): 1}, tl.SequentialWindows()),
-    tl.Mixture(
-        {range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))
-    ),
+    tl.Mixture({range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))),
 ]
 
 
@@ -30,9 +28,7 @@ def test_the_key_of_a_plan_gives_the_plan(plan):
         if "num_epochs=30" not in repr(plan):
             assert named == bound
         assert named.key(until_sample) == bound.key(until_sample)
-        np.testing.assert_array_equal(
-            named.window_starts(range(50)), bound.window_starts(range(50))
-        )
+        np.testing.assert_array_equal(named.window_starts(range(50)), bound.window_starts(range(50)))
 
 
 def test_a_plan_that_does_not_fit_the_tokens_is_refused_with_the_reason():

@@ -23,9 +23,7 @@ AROUND_POWERS_OF_TWO = sorted({2**k + d for k in range(1, 21) for d in (-1, 0, 1
 
 
 def keys(seed, *shape):
-    rng = np.random.default_rng(
-        [seed, 1]
-    )  # not the stream of default_rng(seed), which draws indices
+    rng = np.random.default_rng([seed, 1])  # not the stream of default_rng(seed), which draws indices
     return rng.integers(0, 2**64, (NUM_ROUNDS, *shape), dtype=np.uint64)
 
 
@@ -184,10 +182,7 @@ def test_flipping_an_input_bit_flips_each_output_bit_as_in_a_random_permutation(
     index = rng.integers(0, n, num_trials, dtype=np.uint64)
     out = permute(index, n, key)
     flips = np.array(
-        [
-            bit_counts(permute(index ^ np.uint64(1 << i), n, key) ^ out, num_bits)
-            for i in range(num_bits)
-        ]
+        [bit_counts(permute(index ^ np.uint64(1 << i), n, key) ^ out, num_bits) for i in range(num_bits)]
     )
     assert_flipped(flips, num_trials, (n / 2) / (n - 1), num_tests=30)
 
@@ -248,8 +243,7 @@ def assert_triangular(one, other, n):
     num_bins = min(n - 1, 24)
     # P(distance <= d) = d (2n - 1 - d) / (n (n - 1)), cut at distances that make equal bins.
     edges = [
-        round(n - n * math.sqrt(1 - i / num_bins)) if n - 1 > num_bins else i
-        for i in range(num_bins + 1)
+        round(n - n * math.sqrt(1 - i / num_bins)) if n - 1 > num_bins else i for i in range(num_bins + 1)
     ]
     edges[-1] = n - 1
     below = np.array([d * (2 * n - 1 - d) / (n * (n - 1)) for d in edges])

@@ -79,31 +79,22 @@ def test_a_start_depends_on_the_plan_and_the_sample_number_alone(plan, size, dat
     # One by one, in chunks, in another order, again, and from an equal plan.
     assert together.tolist() == [int(plan.bind(**size).window_starts([i])[0]) for i in samples]
     cut = data.draw(st.integers(1, len(samples)))
-    chunks = [
-        plan.bind(**size).window_starts(samples[at : at + cut])
-        for at in range(0, len(samples), cut)
-    ]
+    chunks = [plan.bind(**size).window_starts(samples[at : at + cut]) for at in range(0, len(samples), cut)]
     np.testing.assert_array_equal(np.concatenate(chunks), together)
     reordered = data.draw(st.permutations(range(len(samples))))
     shuffled = plan.bind(**size).window_starts(np.array(samples)[reordered])
     np.testing.assert_array_equal(shuffled, together[reordered])
-    np.testing.assert_array_equal(
-        dataclasses.replace(plan).bind(**size).window_starts(samples), together
-    )
+    np.testing.assert_array_equal(dataclasses.replace(plan).bind(**size).window_starts(samples), together)
 
 
-@pytest.mark.parametrize(
-    "plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()]
-)
+@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
 def test_no_samples_have_no_starts(plan):
     starts = plan.bind(1000, 10).window_starts(np.array([], np.int64))
     assert starts.dtype == np.int64
     assert starts.shape == (0,)
 
 
-@pytest.mark.parametrize(
-    "plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()]
-)
+@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
 def test_leaves_the_samples_as_they_were(plan):
     samples = np.arange(500)
     samples.flags.writeable = False
@@ -129,8 +120,7 @@ SHUFFLED_EPOCHS_OF_SEED_0 = [5243908900, 7879671588, 6768962340, 6265548580, 177
 def test_every_bit_of_the_seed_changes_the_windows(plan):
     size = {"num_tokens": 1001, "seq_len": 1}
     runs = [
-        plan(seed=seed).bind(**size).window_starts(range(50))
-        for seed in (0, *(1 << i for i in range(64)))
+        plan(seed=seed).bind(**size).window_starts(range(50)) for seed in (0, *(1 << i for i in range(64)))
     ]
     assert len({tuple(run) for run in runs}) == 65
 
@@ -264,9 +254,7 @@ def test_no_two_epochs_have_the_same_order(seed):
 def test_the_next_epoch_of_a_seed_is_no_epoch_of_another_seed():
     # The trap of keys made as seed + epoch: epoch 1 of seed 0 would be epoch 0 of seed 1.
     size = {"num_tokens": 101 * 10, "seq_len": 10}
-    orders = {
-        order(ShuffledEpochs(seed), epoch, **size) for seed in range(12) for epoch in range(12)
-    }
+    orders = {order(ShuffledEpochs(seed), epoch, **size) for seed in range(12) for epoch in range(12)}
     assert len(orders) == 12 * 12
 
 
@@ -313,9 +301,7 @@ def test_an_epoch_of_the_real_data_is_right_past_sample_10_to_the_12():
     assert 2**33 < starts.max() <= FINEWEB["num_tokens"] - 1025
     assert_uniform(np.bincount(starts // 1024 * 64 // n, minlength=65)[:64])
     # Its samples are those of its own epoch: the one before and the one after have other phases.
-    edges = plan.bind(**FINEWEB).window_starts(
-        [epoch * n - 1, epoch * n, epoch * n + n - 1, epoch * n + n]
-    )
+    edges = plan.bind(**FINEWEB).window_starts([epoch * n - 1, epoch * n, epoch * n + n - 1, epoch * n + n])
     inside = (edges - starts[0]) % 1024 == 0
     assert inside.tolist() == [False, True, True, False]
 
@@ -406,9 +392,7 @@ def test_sequential_windows_pass_32_bits():
 @pytest.mark.parametrize("plan", SEEDED)
 @pytest.mark.parametrize("seed", [-1, 2**64, 10**30])
 def test_a_seed_out_of_range_is_refused(plan, seed):
-    with pytest.raises(
-        ValueError, match=rf"^{plan.__name__}: seed={seed} is not in \[0, 2\*\*64\)"
-    ):
+    with pytest.raises(ValueError, match=rf"^{plan.__name__}: seed={seed} is not in \[0, 2\*\*64\)"):
         plan(seed=seed)
 
 
@@ -440,9 +424,7 @@ def test_num_epochs_that_is_no_integer_is_refused(num_epochs):
         ShuffledEpochs(seed=0, num_epochs=num_epochs)
 
 
-@pytest.mark.parametrize(
-    "plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()]
-)
+@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
 class TestEveryPlan:
     def test_refuses_a_negative_sample(self, plan):
         with pytest.raises(ValueError, match="sample -3 is negative; samples are counted from 0"):
@@ -467,9 +449,7 @@ class TestEveryPlan:
 
 @pytest.mark.parametrize("plan", [ShuffledEpochs(seed=1, num_epochs=2), SequentialWindows()])
 def test_binding_to_less_than_one_window_is_refused(plan):
-    with pytest.raises(
-        ValueError, match=r"10 tokens are fewer than one window of seq_len \+ 1 = 11"
-    ):
+    with pytest.raises(ValueError, match=r"10 tokens are fewer than one window of seq_len \+ 1 = 11"):
         plan.bind(10, 10)
 
 
@@ -544,9 +524,7 @@ def test_a_plan_without_bind_is_a_type_error():
         ("valid_tragets", "valid_targets"),
     ],
 )
-def test_a_mistyped_method_of_a_bound_plan_is_a_type_error_that_says_what_was_meant(
-    mistyped, meant
-):
+def test_a_mistyped_method_of_a_bound_plan_is_a_type_error_that_says_what_was_meant(mistyped, meant):
     message = f"Mistyped.{mistyped} is no method of tokenloader.BoundPlan; did you mean {meant}?"
     with pytest.raises(TypeError, match=re.escape(message)):
         type("Mistyped", (BoundEveryTenth,), {mistyped: lambda self, samples: samples})
@@ -583,8 +561,6 @@ def test_starts_that_are_not_one_integer_a_sample_are_an_error(starts, found):
     assert f"{found} for 3 samples; expected one integer for each sample" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "kind", [RandomWindows, ShuffledEpochs, SequentialWindows, Plan, BoundPlan]
-)
+@pytest.mark.parametrize("kind", [RandomWindows, ShuffledEpochs, SequentialWindows, Plan, BoundPlan])
 def test_plans_call_tokenloader_their_module(kind):
     assert kind.__module__ == "tokenloader"

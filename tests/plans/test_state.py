@@ -17,9 +17,7 @@ from tokenloader.plans.state import VERSION, RunState, differences, from_dict
 NUM_TOKENS, DATA = 10_248_871_837, "uint16:10248871837:0123456789abcdef"
 PLAN = ShuffledEpochs(seed=0).bind(NUM_TOKENS, 1024)
 STATE = RunState.of_run(Cursor.at(PLAN, BatchSizeSchedule.constant(32), 7), seq_len=1024, data=DATA)
-CHANGED = dataclasses.replace(
-    STATE, schedule=BatchSizeSchedule((Stretch(0, 0, 20), Stretch(4, 80, 48)))
-)
+CHANGED = dataclasses.replace(STATE, schedule=BatchSizeSchedule((Stretch(0, 0, 20), Stretch(4, 80, 48))))
 
 
 @pytest.mark.parametrize("state", [STATE, CHANGED])
@@ -82,9 +80,7 @@ def test_what_is_no_mapping_is_a_type_error(state):
 
 @pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_another_version_is_an_error_that_names_both(version):
-    with pytest.raises(
-        ValueError, match=f"state has version {version}; this tokenloader reads version 2"
-    ):
+    with pytest.raises(ValueError, match=f"state has version {version}; this tokenloader reads version 2"):
         from_dict({**STATE.to_dict(), "version": version})
 
 
@@ -236,17 +232,13 @@ def test_a_plan_of_the_same_key_that_draws_other_windows_is_found_by_the_probe()
     assert rewritten.key(224) == PLAN.key(224)
     (line,) = differences(STATE, rewritten, seq_len=1024, data=DATA)
     here = probe(rewritten, 224)
-    assert line.startswith(
-        f"probe: saved {STATE.probe}, here {here}: ShuffledEpochs(seed=0) draws other"
-    )
+    assert line.startswith(f"probe: saved {STATE.probe}, here {here}: ShuffledEpochs(seed=0) draws other")
 
 
 def test_a_state_past_the_end_of_a_shorter_plan_differs_in_nothing():
     shorter = ShuffledEpochs(0, num_epochs=1).bind(100, 9)
     longer = ShuffledEpochs(0, num_epochs=3).bind(100, 9)
-    saved = RunState.of_run(
-        Cursor.at(longer, BatchSizeSchedule.constant(5), 6), seq_len=9, data="d"
-    )
+    saved = RunState.of_run(Cursor.at(longer, BatchSizeSchedule.constant(5), 6), seq_len=9, data="d")
     assert differences(saved, shorter, seq_len=9, data="d") == []
 
 
