@@ -38,6 +38,8 @@ class Windows:
         With Grain: `grain.MapDataset.source(windows).shuffle(seed=0).repeat().batch(32)`.
     """
 
+    __module__ = "tokenloader"
+
     def __init__(self, tokens: TokenArray, seq_len: int) -> None:
         if not isinstance(tokens, TokenArray):
             raise TypeError(
