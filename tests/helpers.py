@@ -21,6 +21,11 @@ from tokenloader.loader.sharding import Placement
 DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
 
 
+def random_tokens(num_tokens=997):
+    """uint16 [num_tokens], the same at every call."""
+    return np.random.default_rng(0).integers(0, 2**16, num_tokens).astype(np.uint16)
+
+
 def naive_gather(tokens, starts, length):
     """Windows [n, length] of a 1-D array, the three-line reference for every gather."""
     return np.stack([tokens[start : start + length] for start in np.asarray(starts).tolist()])
@@ -126,6 +131,12 @@ def in_threads(*calls):
         assert not thread.is_alive()
 
 
+def planned_rows(array, plan, first, count, seq_len):
+    """The windows of a plan's samples from `first` on, [count, seq_len + 1] of a 1-D array."""
+    starts = plan.bind(len(array), seq_len).window_starts(np.arange(first, first + count))
+    return naive_gather(array, starts, seq_len + 1)
+
+
 class WatchedWindows:
     """Located windows that call `before` whenever a thread other than the main one copies them."""
 
@@ -190,3 +201,40 @@ class OverProcesses(Placement):
     """The placement of a loader whose batches lie on other processes' devices, too."""
 
     is_local = False
+
+
+def interrupted(function, point, within="tokenloader"):
+    """Whether function() was interrupted at a point: a bytecode, counted from 0 over its calls.
+
+    A KeyboardInterrupt is raised before that bytecode of the package `within`, as by Ctrl-C: Python
+    delivers that between two bytecodes. False: there are fewer, and the function ran to its end.
+    """
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        module, caller = (
+            each.f_globals.get("__name__", "") if each else "" for each in (frame, frame.f_back)
+        )
+        # What a finalizer raises never arrives: Python prints it.
+        if not f"{module}.".startswith(f"{within}.") or caller == "weakref":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            if count == point:
+                raise KeyboardInterrupt
+            count += 1
+        return trace
+
+    def calls():  # a generator has the error in hand to itself: none is left behind in the caller's
+        yield function()
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        next(calls())
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

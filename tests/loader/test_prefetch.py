@@ -1,15 +1,18 @@
 """Prefetcher alone, over fake iterators: order, bound, errors, and the end of its thread."""
 
+import contextlib
 import gc
+import itertools
 import threading
 import time
 import traceback
 import weakref
+from queue import Queue
 
 import pytest
+from helpers import eventually, interrupted
 
-from tokenloader.loader import prefetch as _prefetch
-from tokenloader.loader.prefetch import Prefetcher
+from tokenloader.loader.prefetch import Prefetcher, PrefetcherStoppedError, end_all
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -19,8 +22,8 @@ def start():
     """Prefetcher, and its thread ended when the test ends."""
     started = []
 
-    def start(items, depth):
-        started.append(Prefetcher(items, depth))
+    def start(items, depth, **arguments):
+        started.append(Prefetcher(items, depth, **arguments))
         return started[-1]
 
     yield start
@@ -28,35 +31,44 @@ def start():
         prefetcher.stop(wait=False)
 
 
-def eventually(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
+def has_ended(thread):
+    """Whether a thread ends within a generous time."""
+    thread.join(5)
+    return not thread.is_alive()
 
 
-def threads_of(function):
-    """The threads that function() starts, and what it returns."""
-    before = set(threading.enumerate())
-    result = function()
-    return result, [thread for thread in threading.enumerate() if thread not in before]
+def take(prefetcher):
+    """Peeks at the next item and pops it."""
+    item = prefetcher.peek()
+    prefetcher.pop()
+    return item
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7])
 def test_items_come_in_order_and_none_is_lost(start, depth):
     prefetcher = start(iter(range(500)), depth)
-    assert [prefetcher.take() for _ in range(500)] == list(range(500))
+    assert [take(prefetcher) for _ in range(500)] == list(range(500))
     with pytest.raises(StopIteration):
-        prefetcher.take()
+        take(prefetcher)
 
 
-def test_the_end_is_told_every_time_it_is_asked_for(start):
-    prefetcher = start(iter([]), 1)
+@pytest.mark.parametrize("error", [StopIteration, OSError, KeyboardInterrupt])
+def test_the_end_and_an_error_are_told_every_time_they_are_asked_for(start, error):
+    prefetcher = start(Source(1, error), 2)
+    assert not prefetcher.ended
+    take(prefetcher)
+    assert not prefetcher.ended
     for _ in range(3):
-        with pytest.raises(StopIteration):
-            prefetcher.take()
+        with pytest.raises(error):
+            prefetcher.peek()
+        assert prefetcher.ended
+
+
+def test_an_item_that_is_peeked_at_stays_until_it_is_popped(start):
+    prefetcher = start(iter(range(5)), 2)
+    for i in range(5):
+        assert [prefetcher.peek() for _ in range(3)] == [i] * 3
+        prefetcher.pop()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -67,43 +79,25 @@ def test_never_more_than_depth_items_are_made_beyond_those_taken(start, depth):
         assert eventually(lambda taken=taken: len(made) == depth + taken)
         time.sleep(0.01)
         assert len(made) == depth + taken
-        prefetcher.take()
+        take(prefetcher)
 
 
-def test_an_item_taken_early_counts_as_waiting_until_it_is_released(start):
+def test_an_item_that_is_peeked_at_counts_as_waiting_until_it_is_popped(start):
     made = []
     prefetcher = start((made.append(i) or i for i in range(10**6)), 2)
     for i in range(4):
         assert eventually(lambda i=i: len(made) == 2 + i)
-        assert prefetcher.take_if_there() == i
+        assert prefetcher.peek() == i
         time.sleep(0.01)
         assert len(made) == 2 + i
-        prefetcher.release()
-
-
-def test_nothing_is_taken_early_that_is_not_made_yet(start):
-    going = threading.Event()
-    prefetcher = start((going.wait() and i for i in range(3)), 2)
-    assert prefetcher.take_if_there() is None
-    going.set()
-    assert [prefetcher.take() for _ in range(3)] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("error", [StopIteration, OSError])
-def test_the_end_and_an_error_are_not_taken_early_and_stay_to_be_told(start, error):
-    prefetcher = start(Source(0, error), 2)
-    prefetcher._thread.join(5)
-    for _ in range(3):
-        assert prefetcher.take_if_there() is None
-    with pytest.raises(error):
-        prefetcher.take()
+        prefetcher.pop()
 
 
 def test_items_run_on_a_daemon_thread_of_their_own_and_one_only(start):
     seen = []
     prefetcher = start((seen.append(threading.current_thread()) or i for i in range(5)), 2)
     for _ in range(5):
-        prefetcher.take()
+        take(prefetcher)
     assert len(set(seen)) == 1
     assert seen[0] is not threading.current_thread()
     assert seen[0].daemon
@@ -112,14 +106,14 @@ def test_items_run_on_a_daemon_thread_of_their_own_and_one_only(start):
 
 def test_a_slow_source_is_waited_for(start):
     prefetcher = start((time.sleep(0.02) or i for i in range(5)), 3)
-    assert [prefetcher.take() for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert [take(prefetcher) for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 def test_a_slow_taker_finds_the_items_made_meanwhile(start):
     made = []
     prefetcher = start((made.append(i) or i for i in range(100)), 3)
     assert eventually(lambda: len(made) == 3)
-    assert [prefetcher.take() for _ in range(3)] == [0, 1, 2]
+    assert [take(prefetcher) for _ in range(3)] == [0, 1, 2]
 
 
 class BoomError(Exception):
@@ -138,13 +132,11 @@ def test_an_error_arrives_after_the_items_before_it_with_the_frames_that_raised_
         raise error("disk on fire")
 
     prefetcher = start(source_that_fails(), 4)
-    assert [prefetcher.take(), prefetcher.take()] == [0, 1]
+    assert [take(prefetcher), take(prefetcher)] == [0, 1]
     with pytest.raises(error, match="disk on fire") as caught:
-        prefetcher.take()
+        take(prefetcher)
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert "source_that_fails" in frames
-    with pytest.raises(StopIteration):  # as a generator after its error
-        prefetcher.take()
 
 
 def test_an_error_goes_to_the_taker_only_and_ends_the_thread(start, monkeypatch):
@@ -155,23 +147,21 @@ def test_an_error_goes_to_the_taker_only_and_ends_the_thread(start, monkeypatch)
         yield 0
         raise BoomError
 
-    _, threads = threads_of(lambda: start(source_that_fails(), 2))
-    for thread in threads:
-        thread.join(5)
-        assert not thread.is_alive()
+    prefetcher = start(source_that_fails(), 2)
+    assert has_ended(prefetcher.thread)
     assert complaints == []
 
 
-def test_stop_ends_the_thread_when_the_queue_is_full():
+def test_stop_ends_the_thread_when_the_queue_is_full(start):
     made = []
-    prefetcher, (thread,) = threads_of(lambda: Prefetcher((made.append(i) or i for i in range(100)), 3))
+    prefetcher = start((made.append(i) or i for i in range(100)), 3)
     assert eventually(lambda: len(made) == 3)
     prefetcher.stop()
-    assert not thread.is_alive()
+    assert not prefetcher.thread.is_alive()
     assert len(made) == 3
 
 
-def test_stop_ends_the_thread_after_the_item_that_it_is_making():
+def test_stop_ends_the_thread_after_the_item_that_it_is_making(start):
     making, go_on, made = threading.Event(), threading.Event(), []
 
     def source():
@@ -181,65 +171,92 @@ def test_stop_ends_the_thread_after_the_item_that_it_is_making():
             made.append(i)
             yield i
 
-    prefetcher, (thread,) = threads_of(lambda: Prefetcher(source(), 3))
+    prefetcher = start(source(), 3)
     making.wait()
     prefetcher.stop(wait=False)
-    assert thread.is_alive()
+    assert prefetcher.thread.is_alive()
     go_on.set()
-    thread.join(5)
-    assert not thread.is_alive()
+    assert has_ended(prefetcher.thread)
     assert made == [0]
 
 
-def test_stop_does_not_wait_for_ever_for_a_source_that_blocks(monkeypatch):
-    monkeypatch.setattr(_prefetch, "_JOIN_SECONDS", 0.1)
+@pytest.mark.parametrize(("wait", "join_seconds"), [(True, 0.1), (False, 1000)])
+def test_stop_waits_for_a_source_that_blocks_as_long_as_it_is_told_to(start, wait, join_seconds):
     go_on = threading.Event()
-    prefetcher, (thread,) = threads_of(lambda: Prefetcher((go_on.wait() for _ in range(3)), 1))
-    began = time.monotonic()
-    prefetcher.stop()
-    assert 0.09 < time.monotonic() - began < 5
-    assert thread.is_alive()
+    prefetcher = start((go_on.wait() for _ in range(3)), 1, join_seconds=join_seconds)
+    prefetcher.stop(wait=wait)
+    assert prefetcher.thread.is_alive()
     go_on.set()
-    thread.join(5)
-    assert not thread.is_alive()
+    assert has_ended(prefetcher.thread)
 
 
-def test_stop_without_waiting_returns_at_once():
-    go_on = threading.Event()
-    prefetcher, (thread,) = threads_of(lambda: Prefetcher((go_on.wait() for _ in range(3)), 1))
-    began = time.monotonic()
-    prefetcher.stop(wait=False)
-    assert time.monotonic() - began < 1
-    go_on.set()
-    thread.join(5)
-    assert not thread.is_alive()
-
-
-def test_stopping_twice_and_after_the_end_is_allowed():
-    prefetcher = Prefetcher(iter([1]), 1)
-    assert prefetcher.take() == 1
+def test_stopping_twice_and_after_the_end_is_allowed(start):
+    prefetcher = start(iter([1]), 1)
+    assert take(prefetcher) == 1
     with pytest.raises(StopIteration):
-        prefetcher.take()
+        prefetcher.peek()
     prefetcher.stop()
     prefetcher.stop()
 
 
-def test_stop_on_the_background_thread_itself_does_not_wait_for_itself():
-    prefetchers, waited = [], []
+def test_stop_on_the_background_thread_itself_does_not_wait_for_itself(start):
+    prefetchers, stopped = Queue(), threading.Event()
 
     def source():
-        while not prefetchers:
-            time.sleep(0.001)
-        began = time.monotonic()
-        prefetchers[0].stop()
-        waited.append(time.monotonic() - began)
+        prefetchers.get().stop()
+        stopped.set()
         yield 0
 
-    prefetcher, (thread,) = threads_of(lambda: Prefetcher(source(), 1))
-    prefetchers.append(prefetcher)
-    thread.join(5)
-    assert not thread.is_alive()
-    assert waited[0] < 1
+    prefetcher = start(source(), 1)
+    prefetchers.put(prefetcher)
+    assert has_ended(prefetcher.thread)
+    assert stopped.is_set()
+
+
+def test_a_taker_that_waits_is_told_at_once_that_the_prefetcher_was_stopped(start):
+    going, go_on = threading.Event(), threading.Event()
+    prefetcher = start((going.set() or go_on.wait() for _ in range(3)), 1)
+    told = Queue()
+
+    def wait():
+        try:
+            prefetcher.peek()
+        except PrefetcherStoppedError as error:
+            told.put(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    going.wait()
+    prefetcher.stop(wait=False)
+    assert told.get() == "the prefetcher was stopped"
+    go_on.set()
+    waiting.join()
+    with pytest.raises(PrefetcherStoppedError):
+        prefetcher.peek()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_interrupts_anywhere_lose_no_item_and_leave_as_many_waiting(start, depth):
+    # An interrupt at the first point of a peek and a pop, then one at the second, and so on.
+    made, seen = [], []
+    prefetcher = start((made.append(i) or i for i in range(10**6)), depth)
+
+    def take_one():
+        seen.append(prefetcher.peek())  # a second time, if the interrupt came before the pop
+        prefetcher.pop()
+
+    point = 0
+    while interrupted(take_one, point):
+        item = prefetcher.peek()
+        assert item in (seen[-1:] or [0]) + [len(set(seen))]
+        point += 1
+    assert point > 30
+    assert sorted(set(seen)) == list(range(len(set(seen))))
+    following = prefetcher.peek()
+    assert following == seen[-1] + 1
+    assert eventually(lambda: len(made) == following + depth)
+    time.sleep(0.01)
+    assert len(made) == following + depth
 
 
 class Item:
@@ -257,6 +274,7 @@ def test_what_was_made_and_not_taken_is_freed_after_stop():
 
     prefetcher = Prefetcher(source(), 3)
     assert eventually(lambda: len(alive) >= 3)
+    prefetcher.peek()
     prefetcher.stop()
     del prefetcher
     gc.collect()
@@ -279,22 +297,22 @@ def test_at_exit_a_thread_is_waited_for_until_it_has_dropped_what_it_held():
         go_on.wait()
         yield SlowToDrop()
 
-    prefetcher, (thread,) = threads_of(lambda: Prefetcher(source(), 3))
+    prefetcher = Prefetcher(source(), 3)
+    thread = prefetcher.thread
     making.wait()
     prefetcher.stop(wait=False)
     del prefetcher
     go_on.set()
     dropping.wait()
     assert thread.is_alive()
-    _prefetch._end_all()
+    end_all()
     assert not thread.is_alive()
 
 
-def test_an_item_that_was_taken_is_not_kept():
-    prefetcher = Prefetcher((Item() for _ in range(10)), 1)
-    refs = [weakref.ref(prefetcher.take()) for _ in range(4)]
+def test_an_item_that_was_taken_is_not_kept(start):
+    prefetcher = start((Item() for _ in range(10)), 1)
+    refs = [weakref.ref(take(prefetcher)) for _ in range(4)]
     assert eventually(lambda: [ref() for ref in refs] == [None] * 4)
-    prefetcher.stop()
 
 
 class Source:
@@ -312,19 +330,29 @@ class Source:
         raise self.error
 
 
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("error", [StopIteration, BoomError])
-def test_a_source_that_has_ended_is_freed_with_its_prefetcher_and_not_by_the_garbage_collector(
-    error,
-):
+def test_a_source_that_has_ended_is_freed_with_its_prefetcher_and_not_by_the_garbage_collector(error, told):
     gc.collect()
     gc.disable()
     try:
-        source = Source(1, error)
+        source = Source(0, error)
         prefetcher = Prefetcher(source, 2)
-        prefetcher._thread.join(5)
+        assert has_ended(prefetcher.thread)
+        if told:
+            with contextlib.suppress(error):
+                prefetcher.peek()
         prefetcher.stop()
         refs = weakref.ref(source), weakref.ref(prefetcher)
         del source, prefetcher
         assert [ref() for ref in refs] == [None, None]
     finally:
         gc.enable()
+
+
+def test_a_prefetcher_that_is_abandoned_ends_its_thread():
+    prefetcher = Prefetcher(itertools.count(), 2)
+    thread = prefetcher.thread
+    prefetcher.peek()
+    del prefetcher
+    assert has_ended(thread)

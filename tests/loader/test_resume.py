@@ -3,19 +3,19 @@
 import itertools
 import json
 
-import jax
 import numpy as np
 import pytest
+from helpers import make_mesh, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tokenloader as tl
 from tokenloader.check.replay import replay
 
 N, T = 997, 100
-TOKENS = np.random.default_rng(0).integers(0, 2**16, N).astype(np.uint16)
+TOKENS = random_tokens(N)
 PLANS = [  # of 8 windows an epoch, so that cuts fall around the ends of epochs
     tl.ShuffledEpochs(seed=1),
     tl.ShuffledEpochs(seed=2, num_epochs=5),
@@ -29,10 +29,10 @@ PLANS = [  # of 8 windows an epoch, so that cuts fall around the ends of epochs
 
 def rows_of(plan, count):
     """The first `count` windows of an uninterrupted run, or all there are."""
-    if hasattr(plan, "num_samples") and not hasattr(plan, "new_targets"):
-        end = plan.bind(N, T).num_samples
-        count = count if end is None else min(count, end)
-    starts = plan.bind(N, T).window_starts(np.arange(count))
+    bound = plan.bind(N, T)
+    if bound.num_samples is not None and bound.valid_targets(np.arange(1)) is None:
+        count = min(count, bound.num_samples)
+    starts = bound.window_starts(np.arange(count))
     return [TOKENS[start : start + T + 1] for start in starts.tolist()]
 
 
@@ -61,9 +61,7 @@ def sources(tmp_path_factory):
 def placed(num_devices):
     if num_devices == 1:
         return None
-    devices = jax.devices()[:num_devices]
-    mesh = jax.make_mesh((num_devices,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
-    return NamedSharding(mesh, P("data"))
+    return NamedSharding(make_mesh(num_devices), P("a"))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=repr)

@@ -5,7 +5,8 @@ thread takes a permit before it makes an item; popping an item gives the permit 
 `depth` items wait, none is held besides, and neither side polls.
 
 The taker peeks at the first item, uses it, and pops it. An interrupt in between loses nothing: the item
-is still the first.
+is still the first. Python interrupts between calls, and never inside one into C, so what must happen
+together is one such call.
 
 The thread holds the queues and the iterator and no reference to the Prefetcher, so that an abandoned
 one is collected, and ends its thread.
@@ -18,9 +19,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
+from operator import call
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -42,22 +45,20 @@ class _End:
 
 
 @dataclass(frozen=True)
-class _Hands:
-    """What the two sides share."""
+class _Control:
+    """What the thread waits for. Not the items: whoever can end the thread must not keep them."""
 
-    ready: SimpleQueue[object]  # items, and an _End after the last
     permits: SimpleQueue[None]
     stopping: threading.Event
 
     def stop(self) -> None:
-        """Tells the thread to end, and a waiting taker; from any thread and in any finalizer."""
+        """Tells the thread to end; from any thread and in any finalizer."""
         self.stopping.set()
         self.permits.put(None)
-        self.ready.put(_End(PrefetcherStoppedError("the prefetcher was stopped")))
 
 
 # The threads that are alive (Python keeps those), and how to end each.
-_running: weakref.WeakKeyDictionary[threading.Thread, _Hands] = weakref.WeakKeyDictionary()
+_running: weakref.WeakKeyDictionary[threading.Thread, _Control] = weakref.WeakKeyDictionary()
 
 
 class Prefetcher(Generic[T]):
@@ -70,20 +71,22 @@ class Prefetcher(Generic[T]):
     """
 
     def __init__(self, items: Iterator[T], depth: int, *, join_seconds: float = JOIN_SECONDS) -> None:
-        self._hands = _Hands(SimpleQueue(), SimpleQueue(), threading.Event())
-        for _ in range(depth):
-            self._hands.permits.put(None)
+        self._ready: SimpleQueue[object] = SimpleQueue()  # items, and an _End after the last
         self._first: deque[object] = deque()  # the item that was peeked at, if any
+        self._control = control = _Control(SimpleQueue(), threading.Event())
+        self._permit = partial(control.permits.put, None)
+        for _ in range(depth):
+            self._permit()
         self._join_seconds = join_seconds
         self.thread = threading.Thread(
-            target=_run, args=(items, self._hands), name="tokenloader", daemon=True
+            target=_run, args=(items, self._ready, control), name="tokenloader", daemon=True
         )
         # Last registered is first run: before jax closes its backends, lest a thread be inside them.
-        atexit.unregister(_end_all)
-        atexit.register(_end_all)
-        _running[self.thread] = self._hands
-        finalizer = weakref.finalize(self, self._hands.stop)
-        finalizer.atexit = False  # _end_all sees to that, and waits
+        atexit.unregister(end_all)
+        atexit.register(end_all)
+        _running[self.thread] = control
+        finalizer = weakref.finalize(self, control.stop)
+        finalizer.atexit = False  # end_all sees to that, and waits
         self.thread.start()
 
     def peek(self) -> T:
@@ -94,48 +97,63 @@ class Prefetcher(Generic[T]):
             PrefetcherStoppedError: stop() was called.
             BaseException: what making the item raised, with its traceback.
         """
-        if not self._first:
-            # One call into C, so that Ctrl-C comes before the item has left the queue or after it is here.
-            self._first.extend(starmap(self._hands.ready.get, [()]))
-        item = self._first[0]
+        first = self._first
+        if self._control.stopping.is_set():
+            raise _stopped()
+        if not first:
+            first.extend(starmap(self._ready.get, [()]))  # one call into C
+        item = first[0]
         if isinstance(item, _End):
             try:
                 raise item.error
-            finally:
-                del item  # the error holds this frame; without the cycle both are freed at once
+            finally:  # the error holds this frame; without the cycle both are freed at once
+                del item, first
         return item  # type: ignore[return-value] # the queue has items and an _End
 
     def pop(self) -> None:
         """Removes the item that was peeked at; another may be made in its place."""
-        self._first.popleft()
-        self._hands.permits.put(None)
+        calls: list[Callable[[], None]] = [self._first.clear, self._permit]
+        deque(map(call, calls), maxlen=0)  # one call into C
+
+    @property
+    def ended(self) -> bool:
+        """Whether peek() came to the end, or to an error of the thread's: it raises the same again."""
+        return bool(self._first) and isinstance(self._first[0], _End)
 
     def stop(self, *, wait: bool = True) -> None:
         """Ends the thread after the item it is making; what was not popped is dropped."""
-        self._hands.stop()
+        self._control.stop()
+        self._ready.put(_End(_stopped()))
+        self._first = deque()  # a taker that is waiting has the old one
         if wait and self.thread is not threading.current_thread():
             self.thread.join(self._join_seconds)
 
 
-def _run(items: Iterator[T], hands: _Hands) -> None:
+def _stopped() -> PrefetcherStoppedError:
+    return PrefetcherStoppedError("the prefetcher was stopped")
+
+
+def _run(items: Iterator[T], ready: SimpleQueue[object], control: _Control) -> None:
     try:
         while True:
-            hands.permits.get()
-            if hands.stopping.is_set():
+            control.permits.get()
+            if control.stopping.is_set():
                 return
-            hands.ready.put(next(items))
+            ready.put(next(items))
     except BaseException as error:  # StopIteration among them: it is the taker's to see
-        hands.ready.put(_End(error))
+        ready.put(_End(error))
     finally:
-        # An error's traceback holds this frame: it must not hold the queue with the error in it.
-        del items, hands
+        # An error's traceback holds this frame: it must not hold the queue with the error in it. And
+        # what was made is freed while the thread still counts as running: that may go through jax.
+        del items, ready, control
 
 
-def _end_all() -> None:
+def end_all() -> None:
     """Ends all threads at exit, also of takers long gone: a thread inside jax then would crash it."""
     threads = list(_running.items())
-    for _, hands in threads:
-        hands.stop()
+    for _, control in threads:
+        control.stop()
     deadline = time.monotonic() + JOIN_SECONDS
     for thread, _ in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():  # an interrupt may have kept it from starting
+            thread.join(max(0.0, deadline - time.monotonic()))

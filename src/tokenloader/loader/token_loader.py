@@ -176,10 +176,9 @@ class TokenLoader(Generic[T]):
             self._finished = True
             self._stop_prefetching()
             raise StopIteration
-        if self._made is None or step >= self._made.step + len(self._made.batches):
-            self._make(step)
         made = self._made
-        assert made is not None  # _make sets it
+        if made is None or step >= made.step + len(made.batches):
+            made = self._make(step)
         batch: T = made.batches[step - made.step]
         self._cursor = self._cursor.advance()
         made.batches[step - made.step] = None  # whoever has the batch decides how long it lives
@@ -276,7 +275,7 @@ class TokenLoader(Generic[T]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _make(self, step: int) -> None:
+    def _make(self, step: int) -> _Made:
         """Launches the transform on the block that has a step; does not wait for the device."""
         prefetcher = self._prefetcher
         if prefetcher is None:
@@ -295,8 +294,9 @@ class TokenLoader(Generic[T]):
                 batches = self._make_batches(block.tokens)
             else:
                 batches = self._make_batches(block.tokens, block.valid_targets)
-        self._made = _Made(block.step, list(batches[: block.num_steps]))
+        self._made = made = _Made(block.step, list(batches[: block.num_steps]))
         prefetcher.pop()
+        return made
 
     def _wait_for(self, prefetcher: Prefetcher[Block]) -> Block:
         try:
@@ -307,8 +307,9 @@ class TokenLoader(Generic[T]):
                 return block
         except PrefetcherStoppedError:
             raise self._closed_error() from None
-        except Exception:
-            self._stop_prefetching(wait=False)  # it has ended: the next call begins another here
+        except BaseException:
+            if prefetcher.ended:
+                self._stop_prefetching(wait=False)  # the next call begins another here
             raise
 
     def _move(self, cursor: Cursor) -> None:
@@ -317,9 +318,10 @@ class TokenLoader(Generic[T]):
         self._finished = False
 
     def _stop_prefetching(self, *, wait: bool = True) -> None:
-        # Let go of first: Ctrl-C during the wait must not leave a prefetcher that has ended.
-        self._made = None
+        # Let go of first: Ctrl-C must leave no prefetcher that has ended, nor one without the batches
+        # that were made of the blocks before its first.
         prefetcher, self._prefetcher = self._prefetcher, None
+        self._made = None
         if prefetcher is not None:
             prefetcher.stop(wait=wait)
 
