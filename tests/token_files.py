@@ -94,9 +94,7 @@ def write_raw(path, tokens):
 
 def write_llm_c(path, tokens):
     magic, version = {2: (20240520, 1), 4: (20240801, 7)}[tokens.itemsize]
-    path.write_bytes(
-        struct.pack("<256i", magic, version, len(tokens), *[0] * 253) + tokens.tobytes()
-    )
+    path.write_bytes(struct.pack("<256i", magic, version, len(tokens), *[0] * 253) + tokens.tobytes())
     return path
 
 

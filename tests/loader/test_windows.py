@@ -48,9 +48,7 @@ def test_windows_past_32_bits_are_found(tmp_path):
         np.arange(1, 12, dtype=np.uint16).tofile(file)
     windows = tl.Windows(tl.open_tokens(path, dtype="uint16"), 5)
     assert len(windows) == (num_tokens - 1) // 5
-    assert (
-        windows[-1].tolist() == windows[np.int64(len(windows) - 1)].tolist() == [6, *range(7, 12)]
-    )
+    assert windows[-1].tolist() == windows[np.int64(len(windows) - 1)].tolist() == [6, *range(7, 12)]
 
 
 @pytest.mark.parametrize("index", [33, -34, 10**20])
@@ -80,7 +78,7 @@ def test_what_is_no_token_array_is_a_type_error(wrong):
 def test_tokens_shorter_than_a_window_are_an_error():
     with pytest.raises(ValueError, match=r"1,000 tokens are fewer than one window .* = 1,001"):
         tl.Windows(tl.open_tokens(TOKENS), 1000)
-    with pytest.raises(ValueError, match="seq_len=0; needed is 1 or more"):
+    with pytest.raises(ValueError, match="seq_len=0; expected 1 or more"):
         tl.Windows(tl.open_tokens(TOKENS), 0)
 
 

@@ -276,9 +276,7 @@ def test_a_cached_file_costs_one_small_request(cached, file):
     revision = "v1" if "v1" in file else "main"
     outcome = cached[REPOSITORY + (file if file[0] == "@" else f"/{file}")]
     assert_tokens(outcome, tokens_of(COMMITS[revision], "train.safetensors"))
-    assert outcome["requests"] == [
-        f"HEAD /datasets/owner/name/resolve/{revision}/train.safetensors"
-    ]
+    assert outcome["requests"] == [f"HEAD /datasets/owner/name/resolve/{revision}/train.safetensors"]
 
 
 @pytest.mark.parametrize("commit", [MAIN, PULL])

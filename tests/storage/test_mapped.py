@@ -102,9 +102,7 @@ np.zeros(10, np.uint16).tofile({str(tmp_path / "shard")!r})
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 tl.open_tokens([{str(tmp_path / "shard")!r}] * 100, dtype="uint16", residency="{residency}")
 """
-    found = subprocess.run(
-        [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False
-    )
+    found = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False)
     last = found.stderr.splitlines()[-1]
     assert last.startswith("OSError: [Errno 24] too many open files")
     assert "ulimit -n" in last

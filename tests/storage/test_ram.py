@@ -146,16 +146,12 @@ def test_a_python_built_without_preadv2_reads_the_same(tmp_path, monkeypatch):
         return preadv(*arguments)
 
     monkeypatch.setattr(os, "preadv", without_flags)
-    np.testing.assert_array_equal(
-        read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)]), TOKENS
-    )
+    np.testing.assert_array_equal(read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)]), TOKENS)
 
 
 def test_a_kernel_without_huge_pages_reads_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)
-    np.testing.assert_array_equal(
-        read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)]), TOKENS
-    )
+    np.testing.assert_array_equal(read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)]), TOKENS)
 
 
 def test_any_error_while_reading_is_kept_for_whoever_waits(tmp_path):

@@ -105,9 +105,7 @@ def test_arrays_that_lie_end_to_end_in_memory_are_not_straddled():
     assert Axis(apart(tokens, [50])).locate(starts, 10).straddling.tolist() == list(range(41, 50))
     backwards = Axis([tokens[50:], tokens[:50]])
     assert backwards.locate(starts, 10).straddling.tolist() == list(range(41, 50))
-    np.testing.assert_array_equal(
-        gather(backwards, starts, 10), naive(np.roll(tokens, 50), starts, 10)
-    )
+    np.testing.assert_array_equal(gather(backwards, starts, 10), naive(np.roll(tokens, 50), starts, 10))
 
 
 def test_a_window_may_straddle_many_arrays():
@@ -216,9 +214,7 @@ def test_threads_that_gather_windows_of_different_lengths_do_not_meet(cuts):
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    threads = [
-        threading.Thread(target=gather_until_stopped, args=(length,)) for length in (1, 2, 64, 100)
-    ]
+    threads = [threading.Thread(target=gather_until_stopped, args=(length,)) for length in (1, 2, 64, 100)]
     try:
         for thread in threads:
             thread.start()

@@ -179,9 +179,7 @@ def test_a_lost_file_of_an_array_among_files_is_an_error(tmp_path):
     np.zeros(100_000, np.uint16).tofile(lost)
     tokens = open_tokens([np.memmap(lost, np.uint16, "r"), npy(tmp_path / "a.npy", A)])
     os.truncate(lost, 4096)
-    with pytest.raises(
-        OSError, match=r"an array that was given as tokens cannot be read \(.*\); is it"
-    ):
+    with pytest.raises(OSError, match=r"an array that was given as tokens cannot be read \(.*\); is it"):
         tokens.gather([90_000], 10)
     np.testing.assert_array_equal(tokens.gather([100_000], 5), [A])
 

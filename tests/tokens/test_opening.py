@@ -110,9 +110,7 @@ def test_an_element_of_another_type_is_refused_and_named(tmp_path, element, kind
 def test_a_jax_array_is_refused_with_the_remedy():
     import jax.numpy as jnp
 
-    with pytest.raises(
-        TypeError, match=r"source is of type ArrayImpl; .*: pass np\.asarray\(source\)"
-    ):
+    with pytest.raises(TypeError, match=r"source is of type ArrayImpl; .*: pass np\.asarray\(source\)"):
         open_tokens(jnp.arange(10))
 
 
@@ -125,9 +123,7 @@ def test_an_array_that_is_not_flat_is_refused_with_its_shape(shape):
 @pytest.mark.parametrize("dtype", ["float32", "bool", "int8", "int16", "uint64", "object", "U2"])
 def test_an_array_of_another_dtype_is_refused_with_its_dtype(dtype):
     array = np.zeros(3, dtype)
-    with pytest.raises(
-        ValueError, match=f"^the array is of dtype {array.dtype.name}, which cannot hold"
-    ):
+    with pytest.raises(ValueError, match=f"^the array is of dtype {array.dtype.name}, which cannot hold"):
         open_tokens(array)
 
 
@@ -142,9 +138,7 @@ def test_an_empty_array_is_refused():
 
 
 def test_dtype_is_refused_for_an_array():
-    with pytest.raises(
-        ValueError, match=r"dtype='uint32' was given with an array of uint16; .*leave it"
-    ):
+    with pytest.raises(ValueError, match=r"dtype='uint32' was given with an array of uint16; .*leave it"):
         open_tokens(random_tokens(3), dtype="uint32")
 
 
@@ -165,9 +159,7 @@ def test_dtype_is_for_the_headerless_files_among_the_parts(tmp_path):
     C.tofile(tmp_path / "c")
     with open_tokens([A, tmp_path / "c"], dtype="uint16") as tokens:
         np.testing.assert_array_equal(tokens[:], np.concatenate([A, C]))
-    with pytest.raises(
-        ValueError, match=r"dtype='uint16' was given with an array of uint16; .*leave"
-    ):
+    with pytest.raises(ValueError, match=r"dtype='uint16' was given with an array of uint16; .*leave"):
         open_tokens([A, open_tokens(B)], dtype="uint16")
 
 
@@ -191,15 +183,11 @@ def test_an_empty_path_is_not_the_current_directory(tmp_path, monkeypatch):
 def test_a_jax_array_of_a_sequence_is_refused_with_the_remedy():
     import jax.numpy as jnp
 
-    with pytest.raises(
-        TypeError, match=r"source\[1\] is of type .*: pass np.asarray\(source\[1\]\)"
-    ):
+    with pytest.raises(TypeError, match=r"source\[1\] is of type .*: pass np.asarray\(source\[1\]\)"):
         open_tokens([A, jnp.arange(3)])
 
 
 @pytest.mark.parametrize("scheme", ["https://", "s3://", "gs://"])
 def test_an_address_that_is_not_read_is_said_to_be_one(scheme):
-    with pytest.raises(
-        ValueError, match=f"^{scheme}bucket/train.bin: {scheme} addresses are not read"
-    ):
+    with pytest.raises(ValueError, match=f"^{scheme}bucket/train.bin: {scheme} addresses are not read"):
         open_tokens(f"{scheme}bucket/train.bin")

@@ -306,9 +306,7 @@ if kernel == "new":
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a lost file is fatal")
 @pytest.mark.parametrize("kernel", ["new", "old"])
 @pytest.mark.parametrize("use", ["gather", "slice"])
-def test_a_truncated_file_is_an_error_with_its_name_and_does_not_kill_the_process(
-    tmp_path, use, kernel
-):
+def test_a_truncated_file_is_an_error_with_its_name_and_does_not_kill_the_process(tmp_path, use, kernel):
     expected = random_tokens(100_000)
     path = write_raw(tmp_path / "t.bin", expected)
     found = subprocess.run(

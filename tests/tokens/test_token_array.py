@@ -207,9 +207,7 @@ def test_windows_past_32_bits_are_found(past_32_bits):
         assert tokens.nbytes == 2 * num_tokens
         assert "16.00 GiB" in repr(tokens)
         starts = [at + shift for at in islands for shift in (0, 100, 299, 300)]
-        expected = [
-            islands[at][shift : shift + 300] for at in islands for shift in (0, 100, 299, 300)
-        ]
+        expected = [islands[at][shift : shift + 300] for at in islands for shift in (0, 100, 299, 300)]
         tokens.prefetch(starts, 300)
         np.testing.assert_array_equal(tokens.gather(starts, 300), expected)
         np.testing.assert_array_equal(tokens.gather([2**30, 2**32 + 2**31], 50), np.zeros((2, 50)))
@@ -219,9 +217,7 @@ def test_windows_past_32_bits_are_found(past_32_bits):
             assert tokens[at + 5] == island[5]
         assert tokens[-1] == islands[num_tokens - 600][-1]
         np.testing.assert_array_equal(tokens[-600:], islands[num_tokens - 600])
-        with pytest.raises(
-            IndexError, match=r"\[8,589,935,493, 8,589,935,593\) does not lie within"
-        ):
+        with pytest.raises(IndexError, match=r"\[8,589,935,493, 8,589,935,593\) does not lie within"):
             tokens.gather([num_tokens - 99], 100)
 
 
@@ -275,9 +271,7 @@ def test_a_repr_names_the_files_their_size_and_the_state(tmp_path):
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_token_array_is_not_copied_with_its_addresses(tmp_path, copied):
     tokens = open_tokens(write_npy(tmp_path / "t.npy", random_tokens()))
-    with pytest.raises(
-        TypeError, match=r"t\.npy.* cannot be copied or pickled; open the tokens again"
-    ):
+    with pytest.raises(TypeError, match=r"t\.npy.* cannot be copied or pickled; open the tokens again"):
         copied(tokens)
 
 

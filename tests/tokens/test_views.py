@@ -53,9 +53,7 @@ def test_a_view_of_a_view_counts_from_the_view(files):
     np.testing.assert_array_equal(inner[:], TOKENS[900:1990])
     first, second = inner.split(-90)
     np.testing.assert_array_equal(first[:], TOKENS[900:1900])
-    np.testing.assert_array_equal(
-        second.gather([0, 80], 10), [TOKENS[1900:1910], TOKENS[1980:1990]]
-    )
+    np.testing.assert_array_equal(second.gather([0, 80], 10), [TOKENS[1900:1910], TOKENS[1980:1990]])
 
 
 def test_numbers_of_numpy_are_positions_too():
@@ -122,9 +120,7 @@ def test_a_split_may_lie_past_32_bits(tmp_path):
         assert len(first) == num_tokens - 300
         np.testing.assert_array_equal(first[-100:], TOKENS[:100])
         np.testing.assert_array_equal(second[:], TOKENS[100:400])
-        np.testing.assert_array_equal(
-            second.gather([0, 290], 10), [TOKENS[100:110], TOKENS[390:400]]
-        )
+        np.testing.assert_array_equal(second.gather([0, 290], 10), [TOKENS[100:110], TOKENS[390:400]])
         assert second.extents[0].offset_bytes == 2 * (num_tokens - 300)
 
 
@@ -163,8 +159,7 @@ def test_the_extents_are_the_bytes_of_the_files_that_hold_the_range(files):
     tokens = open_tokens(files)
     for view in (tokens, *tokens.split(1000), tokens.view(902, 903)):
         found = b"".join(
-            extent.path.read_bytes()[extent.offset_bytes :][: extent.nbytes]
-            for extent in view.extents
+            extent.path.read_bytes()[extent.offset_bytes :][: extent.nbytes] for extent in view.extents
         )
         assert found == view[:].tobytes()
     assert [extent.path.name for extent in tokens.view(900, 1990).extents] == ["3", "4"]

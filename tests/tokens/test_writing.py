@@ -78,18 +78,14 @@ def test_arrays_longer_than_a_chunk_are_written_whole(path):
 def test_an_id_that_does_not_fit_is_refused_with_its_position(path, bad, dtype, holds):
     ids = np.zeros(WRITE_CHUNK_TOKENS + 10, np.int64)
     ids[WRITE_CHUNK_TOKENS + 7] = bad
-    with pytest.raises(
-        ValueError, match=f"token 1,048,586 is {bad}, which {dtype} cannot hold"
-    ) as e:
+    with pytest.raises(ValueError, match=f"token 1,048,586 is {bad}, which {dtype} cannot hold") as e:
         write_tokens(path, [np.zeros(3, np.uint8), ids], dtype)
     assert holds in str(e.value)
     assert os.listdir(path.parent) == []
 
 
 def test_the_largest_ids_of_unsigned_integers_are_compared_exactly(path):
-    with pytest.raises(
-        ValueError, match="token 0 is 18446744073709551615, which int64 cannot hold"
-    ):
+    with pytest.raises(ValueError, match="token 0 is 18446744073709551615, which int64 cannot hold"):
         write_tokens(path, np.array([2**64 - 1], np.uint64), "int64")
 
 
@@ -254,9 +250,7 @@ def test_memory_does_not_grow_with_the_file(path):
 
 
 def test_a_single_id_and_ragged_lists_are_refused_with_their_number(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"arrays\[0\] is the single id 7; .* pass np.array\(ids\)"
-    ):
+    with pytest.raises(ValueError, match=r"arrays\[0\] is the single id 7; .* pass np.array\(ids\)"):
         tl.write_tokens(tmp_path / "a.safetensors", [7, 8])
     with pytest.raises(ValueError, match=r"arrays\[1\] is no array \(.*expected a 1-D array"):
         tl.write_tokens(tmp_path / "a.safetensors", [[7], [1, [2]]])
