@@ -18,11 +18,7 @@ WILLNEED, POPULATE_READ = 3, 22  # of madvise(2)
 
 @pytest.fixture(params=["in bulk", "range by range"])
 def kernel(request):
-    if request.param == "range by range":
-        return KernelAdvice(in_bulk=False)
-    if not (sys.platform == "linux" and KERNEL.advises_in_bulk(POPULATE_READ)):
-        pytest.skip("needs Linux 6.13")
-    return KERNEL
+    return KERNEL if request.param == "in bulk" else KernelAdvice(in_bulk=False)
 
 
 class Libc:
@@ -133,7 +129,7 @@ def test_fault_in_names_the_first_range_that_the_file_no_longer_has(mapped, kern
     assert caught.value.address == base + 200 * PAGE
 
 
-@pytest.mark.parametrize("in_bulk", [None, False])
+@pytest.mark.parametrize("in_bulk", [True, False])
 def test_where_the_kernel_does_not_know_populate_fault_in_says_so(mapped, in_bulk):
     *_, base = mapped
     kernel = KernelAdvice(populate_read=9999, in_bulk=in_bulk)
@@ -175,6 +171,17 @@ os._exit(0)
 def test_a_python_without_pidfd_open_advises_range_by_range(mapped, monkeypatch):
     *_, base = mapped
     monkeypatch.delattr(os, "pidfd_open", raising=False)
-    kernel = KernelAdvice()
-    assert kernel.fault_in(ranges_of(base, [0, 5 * PAGE]))
-    assert not kernel.advises_in_bulk(POPULATE_READ)
+    assert KernelAdvice().fault_in(ranges_of(base, [0, 5 * PAGE]))
+    libc = Libc()
+    assert KernelAdvice(libc=libc).fault_in(ranges_of(base, [0, 5 * PAGE]))
+    assert libc.advised == [(base, PAGE, POPULATE_READ), (base + 5 * PAGE, PAGE, POPULATE_READ)]
+
+
+@linux
+@pytest.mark.parametrize("served", [-1, 0, PAGE])
+def test_what_an_older_kernel_does_not_take_in_bulk_is_advised_on_range_by_range(served):
+    libc = Libc()
+    libc.syscall = lambda *_: served  # bytes that were advised on, or an error
+    assert KernelAdvice(libc=libc).fault_in(ranges_of(0, [0, 5 * PAGE]))
+    expected = [(0, PAGE, POPULATE_READ), (5 * PAGE, PAGE, POPULATE_READ)]
+    assert libc.advised == (expected[1:] if served > 0 else expected)

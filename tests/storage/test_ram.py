@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,10 @@ from token_files import random_tokens, written_extent
 from tokenloader.formats.extent import Extent
 from tokenloader.storage.kernel_advice import KERNEL
 from tokenloader.storage.mapped import map_read_only, open_file
-from tokenloader.storage.ram import RamFill, check_it_fits, read_chunk
+from tokenloader.storage.ram import RamFill, check_it_fits, read_exactly
 
 TOKENS = random_tokens(3000)
-NO_SUCH_FLAG = partial(read_chunk, dontcache_flag=0x40000000)  # a flag that no kernel knows
+NO_SUCH_FLAG = partial(read_exactly, dontcache_flag=0x40000000)  # a flag that no kernel knows
 
 
 def read_into_ram(extents, **arguments):
@@ -30,16 +31,16 @@ def read_into_ram(extents, **arguments):
     fill.wait()
     assert all(file.closed for file in files)
     if fill.error is not None:
-        assert fill.tokens is None
+        assert fill.arrays is None
         raise fill.error
-    return fill.tokens
+    return fill.arrays
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 1, 7, 64, 4095, 4097])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
 def test_ram_holds_the_bytes_of_the_extent_and_no_others(tmp_path, offset_bytes, dtype):
     tokens = TOKENS.astype(dtype)
-    held = read_into_ram([written_extent(tmp_path / "t", tokens, offset_bytes, after=b"\xbb" * 11)])
+    [held] = read_into_ram([written_extent(tmp_path / "t", tokens, offset_bytes, after=b"\xbb" * 11)])
     assert held.dtype == tokens.dtype
     np.testing.assert_array_equal(held, tokens)
 
@@ -47,9 +48,11 @@ def test_ram_holds_the_bytes_of_the_extent_and_no_others(tmp_path, offset_bytes,
 def test_several_extents_are_read_into_one_allocation_in_order(tmp_path):
     cuts = np.split(TOKENS, [1, 700, 703, 2999])
     extents = [written_extent(tmp_path / str(i), cut, 3 * i) for i, cut in enumerate(cuts)]
-    tokens = read_into_ram(extents)
-    assert tokens.flags.c_contiguous
-    np.testing.assert_array_equal(tokens, TOKENS)
+    arrays = read_into_ram(extents)
+    for one, following in pairwise(arrays):
+        assert one.flags.c_contiguous
+        assert following.ctypes.data == one.ctypes.data + one.nbytes
+    np.testing.assert_array_equal(np.concatenate(arrays), TOKENS)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 1000, 6000, 10**9])
@@ -58,13 +61,14 @@ def test_the_size_of_a_chunk_does_not_matter(tmp_path, chunk_bytes):
         written_extent(tmp_path / "a", TOKENS, 5, after=b"zz"),
         written_extent(tmp_path / "b", TOKENS[:50]),
     ]
-    found = read_into_ram(extents, chunk_bytes=chunk_bytes)
-    np.testing.assert_array_equal(found, np.concatenate([TOKENS, TOKENS[:50]]))
+    first, second = read_into_ram(extents, chunk_bytes=chunk_bytes)
+    np.testing.assert_array_equal(first, TOKENS)
+    np.testing.assert_array_equal(second, TOKENS[:50])
 
 
 def test_tokens_in_ram_are_no_longer_the_file(tmp_path):
     extent = written_extent(tmp_path / "t", TOKENS)
-    tokens = read_into_ram([extent])
+    [tokens] = read_into_ram([extent])
     extent.path.write_bytes(b"")
     np.testing.assert_array_equal(tokens, TOKENS)
 
@@ -74,7 +78,7 @@ def test_a_file_that_ends_early_is_an_error_with_its_name(tmp_path):
     short = written_extent(tmp_path / "short", TOKENS, 100)
     os.truncate(short.path, 100 + 4001)
     message = (
-        r"^\[Errno 5\] ended at byte 4,101 while being read into RAM, before its tokens did; has it "
+        r"^\[Errno 5\] ended at byte 4,101, before its tokens did; has it "
         rf"been truncated\?: '{re.escape(str(short.path))}'$"
     )
     for chunk_bytes in (64 << 20, 1000):
@@ -87,8 +91,8 @@ def test_a_file_that_ends_early_is_an_error_with_its_name(tmp_path):
 def test_systems_that_lack_a_call_read_the_same(tmp_path, monkeypatch, missing):
     if missing != "preadv2":
         monkeypatch.delattr(os, missing, raising=False)
-    read = read_chunk if missing == "preadv" else NO_SUCH_FLAG
-    found = read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)], read=read, chunk_bytes=1000)
+    read = read_exactly if missing == "preadv" else NO_SUCH_FLAG
+    [found] = read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)], read=read, chunk_bytes=1000)
     np.testing.assert_array_equal(found, TOKENS)
 
 
@@ -133,7 +137,7 @@ def test_tokens_in_ram_are_memory_of_the_process_and_no_more_than_the_data(tmp_p
     extent = written_extent(tmp_path / "t", np.ones(32 << 20, np.uint16), 96)
     gc.collect()
     before = anonymous_bytes()
-    tokens = read_into_ram([extent])
+    [tokens] = read_into_ram([extent])
     assert abs(anonymous_bytes() - before - tokens.nbytes) < 0.1 * tokens.nbytes
 
 
@@ -146,16 +150,18 @@ def test_a_python_built_without_preadv2_reads_the_same(tmp_path, monkeypatch):
         return preadv(*arguments)
 
     monkeypatch.setattr(os, "preadv", without_flags)
-    np.testing.assert_array_equal(read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)]), TOKENS)
+    [found] = read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)])
+    np.testing.assert_array_equal(found, TOKENS)
 
 
 def test_a_kernel_without_huge_pages_reads_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)
-    np.testing.assert_array_equal(read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)]), TOKENS)
+    [found] = read_into_ram([written_extent(tmp_path / "t", TOKENS, 7)])
+    np.testing.assert_array_equal(found, TOKENS)
 
 
 def test_any_error_while_reading_is_kept_for_whoever_waits(tmp_path):
-    def fails(chunk, out):
+    def fails(*_):
         raise RuntimeError("not foreseen")
 
     with pytest.raises(RuntimeError, match="not foreseen"):
@@ -165,9 +171,9 @@ def test_any_error_while_reading_is_kept_for_whoever_waits(tmp_path):
 def test_a_fill_that_is_stopped_ends_soon_with_its_files_closed_and_nothing_given_out(tmp_path):
     allowed = threading.Semaphore(0)
 
-    def read(chunk, out):
+    def read(*chunk):
         assert allowed.acquire(timeout=20)
-        read_chunk(chunk, out)
+        read_exactly(*chunk)
 
     extent = written_extent(tmp_path / "t", TOKENS)
     file = open_file(extent)
@@ -176,7 +182,7 @@ def test_a_fill_that_is_stopped_ends_soon_with_its_files_closed_and_nothing_give
     allowed.release(10)  # what each thread may have begun
     fill.wait()
     assert file.closed
-    assert fill.tokens is None
+    assert fill.arrays is None
     assert fill.error is None
 
 

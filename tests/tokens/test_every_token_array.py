@@ -296,7 +296,6 @@ class TestEveryTokenArray:
             lambda: tokens.gather([], 1),
             lambda: tokens.prefetch([0], 1),
             lambda: tokens.locate([0], 1),
-            lambda: tokens.is_cached(0),
             lambda: tokens.view(0, 1),
             lambda: tokens.split(1),
             lambda: tokens.documents,

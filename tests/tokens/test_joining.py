@@ -12,7 +12,7 @@ import pytest
 from token_files import RecordingKernel, fill_with
 
 from tokenloader import open_tokens
-from tokenloader.storage.ram import RamFill, read_chunk
+from tokenloader.storage.ram import RamFill, read_exactly
 from tokenloader.tokens.opening import join
 
 A, B, C = (np.arange(n, n + 5, dtype=np.uint16) for n in (0, 100, 200))
@@ -57,7 +57,7 @@ def test_paths_arrays_and_open_tokens_are_one_axis_in_the_order_given(tmp_path, 
                 tokens.gather(range(30), 6), [expected[i : i + 6] for i in range(30)]
             )
             tokens.prefetch(range(30), 6)
-            assert all(tokens.is_cached(i) in (True, False) for i in range(35))
+            assert all(tokens.locate([i], 1).is_cached() in (True, False) for i in range(35))
             tokens.wait_until_loaded()
     with pytest.raises(ValueError, match="closed"):
         tokens[0]
@@ -123,9 +123,9 @@ def test_a_closed_array_is_not_joined(tmp_path):
 def test_an_array_that_is_being_read_into_ram_is_waited_for(tmp_path):
     go_on = threading.Event()
 
-    def read(chunk, out):
+    def read(*chunk):
         assert go_on.wait(20)
-        read_chunk(chunk, out)
+        read_exactly(*chunk)
 
     path = npy(tmp_path / "a.npy", A)
     inner = fill_with(partial(RamFill, read=read), path)

@@ -16,7 +16,8 @@ from helpers import in_threads, naive_gather
 from token_files import fill_with, random_tokens, sharded, write_raw
 
 from tokenloader import open_tokens
-from tokenloader.storage.ram import RamFill, read_chunk
+from tokenloader.storage.kernel_advice import KernelAdvice
+from tokenloader.storage.ram import RamFill, read_exactly
 from tokenloader.tokens.gather import Axis
 from tokenloader.tokens.opening import join
 from tokenloader.tokens.store import Memory
@@ -126,10 +127,10 @@ def test_a_closed_array_leaves_no_file_open(tmp_path):
 # Into RAM, in the background
 
 
-def slowly(go_on, chunk, out):
+def slowly(go_on, *chunk):
     """Reads a chunk when it is told to go on."""
     assert go_on.wait(20)
-    read_chunk(chunk, out)
+    read_exactly(*chunk)
 
 
 def test_ram_is_served_from_the_mapped_file_until_all_is_read_and_then_from_ram(tmp_path):
@@ -170,8 +171,8 @@ def test_threads_that_gather_while_the_files_are_exchanged_for_ram_get_their_tok
 def test_an_error_while_reading_into_ram_arrives_at_the_next_gather(tmp_path):
     path = write_raw(tmp_path / "t.bin", random_tokens())
 
-    def fails(chunk, out):
-        raise OSError(5, "disk on fire", str(chunk.extent.path))
+    def fails(file, *_):
+        raise OSError(5, "disk on fire", str(file.name))
 
     tokens = fill_with(partial(RamFill, read=fails), path, dtype="uint16")
     for use in (tokens.wait_until_loaded, lambda: tokens.gather([0], 1), lambda: tokens[5]):
@@ -193,9 +194,9 @@ class Filling:
         self.fill = RamFill(extents, files, read=self._read, chunk_bytes=10)
         return self.fill
 
-    def _read(self, chunk, out):
+    def _read(self, *chunk):
         assert self.allowed.acquire(timeout=20)
-        read_chunk(chunk, out)
+        read_exactly(*chunk)
 
     def is_stopped(self):
         """Whether the threads end long before the end, after what they have begun."""
@@ -203,7 +204,7 @@ class Filling:
         waiting = threading.Thread(target=self.fill.wait, daemon=True)
         waiting.start()
         waiting.join(20)
-        return not waiting.is_alive() and self.fill.tokens is None
+        return not waiting.is_alive() and self.fill.arrays is None
 
 
 @pytest.mark.parametrize("how", ["close", "collect", "close every view", "close while waiting"])
@@ -246,7 +247,7 @@ def test_reading_into_ram_goes_on_while_a_view_is_open(tmp_path):
     np.testing.assert_array_equal(second[:], expected[1_000:])
     filling.allowed.release(1_000)
     second.wait_until_loaded()
-    assert filling.fill.tokens is not None
+    assert filling.fill.arrays is not None
     os.truncate(tmp_path / "t.bin", 0)
     np.testing.assert_array_equal(second[:], expected[1_000:])
 
@@ -335,3 +336,14 @@ def test_the_error_names_the_shard_that_was_lost(tmp_path):
         tokens.gather([0, 9_900, 19_000], 500)
     assert caught.value.errno == errno.EIO
     np.testing.assert_array_equal(tokens.gather([20_000], 100)[0], random_tokens(10_000)[:100])
+
+
+@pytest.mark.parametrize("kernel", [KernelAdvice(populate_read=9999), KernelAdvice(linux=False)])
+def test_a_system_that_cannot_tell_has_the_sizes_of_the_files_looked_at_that_are_read(tmp_path, kernel):
+    paths = [write_raw(tmp_path / str(i), random_tokens(10_000)) for i in range(3)]
+    tokens = join(open_tokens(paths, dtype="uint16").extents, "mmap", kernel=kernel)
+    os.truncate(paths[1], 4096)
+    for starts in ([0, 10_000], [9_990]):  # what is left of the file could be read
+        with pytest.raises(OSError, match=rf"4,096 bytes now .*: '{re.escape(str(paths[1]))}'"):
+            tokens.gather(starts, 100)
+    np.testing.assert_array_equal(tokens.gather([0, 20_000], 100), [random_tokens(10_000)[:100]] * 2)

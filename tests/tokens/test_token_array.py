@@ -107,16 +107,16 @@ def test_tokens_in_ram_are_not_hinted_at(tmp_path):
     in_ram.wait_until_loaded()
     for tokens in (in_ram, join([random_tokens()], "mmap", kernel=NoAdvice())):
         tokens.prefetch([0, 5], 100)
-        assert tokens.is_cached(7)
+        assert tokens.locate([7], 100).is_cached()
         np.testing.assert_array_equal(tokens[:], random_tokens())
 
 
-def test_is_cached_tells_whether_a_token_is_in_memory(tmp_path):
+def test_located_windows_tell_whether_they_are_in_memory(tmp_path):
     path = write_raw(tmp_path / "t.bin", random_tokens())
     tokens = open_tokens(path, dtype="uint16")
     assert tokens.gather([1999], 1).shape == (1, 1)
-    assert tokens.is_cached(1999)
-    assert open_tokens(random_tokens()).is_cached(0)
+    assert tokens.locate([1999], 1).is_cached()
+    assert open_tokens(random_tokens()).locate([0], 1).is_cached()
 
 
 # Fingerprints

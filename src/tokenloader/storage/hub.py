@@ -19,11 +19,7 @@ def is_hub_address(source: str) -> bool:
 
 
 def parse(address: str) -> tuple[str, str | None, str]:
-    """Splits hf://datasets/OWNER/NAME[@REVISION]/FILE into (repository, revision or None, file).
-
-    Raises:
-        ValueError: the address is not of that form.
-    """
+    """Splits hf://datasets/OWNER/NAME[@REVISION]/FILE into (repository, revision or None, file)."""
     parts = address.removeprefix(_SCHEME).split("/")
     if len(parts) < 4 or parts[0] != "datasets" or not all(parts):
         raise ValueError(
@@ -41,39 +37,31 @@ def download(address: str, *, unreachable_after_seconds: float = _UNREACHABLE_AF
     """Fetches a file of a dataset into the Hugging Face cache, if it is not there; returns its local path.
 
     A cached file costs one request, and none when the revision is a commit hash or HF_HUB_OFFLINE is
-    set. If the Hub cannot be reached, the cached file is used.
-
-    Args:
-        address: hf://datasets/OWNER/NAME[@REVISION]/FILE.
-        unreachable_after_seconds: how long one request may wait for an answer.
+    set. If the Hub cannot be reached, or a request is not answered in time, the cached file is used.
 
     Raises:
         ConnectionError: the Hub cannot be reached and the file is not in the cache.
         FileNotFoundError: the Hub has no such repository, revision or file, or access is denied.
         ValueError: the address is malformed.
     """
-    repository, revision, file = parse(address)
+    repo, revision, file = parse(address)
     # Imported here: it takes 0.3 s, and most programs open local files.
-    from huggingface_hub import get_session, hf_hub_download, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    import huggingface_hub as hub
+    from huggingface_hub import errors
 
-    cached = try_to_load_from_cache(repository, file, revision=revision, repo_type="dataset")
+    cached = hub.try_to_load_from_cache(repo, file, revision=revision, repo_type="dataset")
     status = 200
     try:
         if not isinstance(cached, str):
             # One request of our own, because hf_hub_download tries an unreachable Hub again and again.
             # Without credentials: that the Hub answers is all that is asked.
-            url = hf_hub_url(repository, file, revision=revision, repo_type="dataset")
-            status = get_session().head(url, timeout=unreachable_after_seconds).status_code
+            url = hub.hf_hub_url(repo, file, revision=revision, repo_type="dataset")
+            status = hub.get_session().head(url, timeout=unreachable_after_seconds).status_code
     except Exception as error:
         raise ConnectionError(
             f"{address}: the Hub cannot be reached ({type(error).__name__}: {error}) and the file is not "
             f"in the local cache; check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, or fetch it where "
-            f'there is a connection ("hf download --repo-type dataset {repository} {file}") and pass the '
+            f'there is a connection ("hf download --repo-type dataset {repo} {file}") and pass the '
             f"path"
         ) from error
     # What the Hub has not, or will not show, hf_hub_download tells best.
@@ -82,18 +70,14 @@ def download(address: str, *, unreachable_after_seconds: float = _UNREACHABLE_AF
             f"{address}: the Hub cannot serve it now (HTTP {status}) and the file is not in the local "
             f"cache; try again later"
         )
+    missing = errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError
     try:
-        return Path(
-            hf_hub_download(
-                repository,
-                file,
-                revision=revision,
-                repo_type="dataset",
-                etag_timeout=unreachable_after_seconds,
-            )
+        path = hub.hf_hub_download(
+            repo, file, revision=revision, repo_type="dataset", etag_timeout=unreachable_after_seconds
         )
-    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
+    except missing as error:
         raise FileNotFoundError(
             f"{address}: the Hub has no such dataset or file at this revision, or it is private and "
             f'needs a token ("hf auth login"): {str(error).strip()}'
         ) from error
+    return Path(path)

@@ -6,9 +6,9 @@
 - `is_cached`, `num_cached`: whether a page is in the page cache, and how many of many are (mincore).
 
 One call of process_madvise serves up to 1,024 ranges. On itself a process may give any advice with it
-from Linux 6.13 on; before, madvise is called range by range, 1 us each. MADV_POPULATE_READ needs
-Linux 5.14. On other systems than Linux `start_reading` does nothing; there, and on Linux before 5.14,
-`fault_in` returns False: the caller must then look after truncation itself.
+from Linux 6.13 on; before, it fails, and madvise is called range by range, 1 us each. MADV_POPULATE_READ
+needs Linux 5.14. On other systems than Linux `start_reading` does nothing; there, and on Linux before
+5.14, `fault_in` returns False: the caller must then look after truncation itself.
 
 Sources: madvise(2), process_madvise(2), mincore(2).
 """
@@ -38,19 +38,15 @@ Ranges = NDArray[np.int64]  # [n, 2]: address of a page, length in bytes
 
 
 class FaultError(OSError):
-    """Memory could not be made readable.
-
-    Attributes:
-        address: first page of the range that failed.
-    """
+    """Memory could not be made readable."""
 
     def __init__(self, code: int, address: int) -> None:
         super().__init__(code, os.strerror(code))
-        self.address = address
+        self.address = address  # first page of the range that failed
 
 
 def page_ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Ranges:
-    """The ranges of whole pages that hold bytes [begins[i], ends[i]), ends > begins."""
+    """Finds the whole pages that hold bytes [begins[i], ends[i]), ends > begins."""
     ranges = np.empty((len(begins), 2), np.int64)
     ranges[:, 0] = begins & -PAGE
     ranges[:, 1] = (ends + (PAGE - 1) & -PAGE) - ranges[:, 0]
@@ -58,29 +54,18 @@ def page_ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Ranges:
 
 
 class KernelAdvice:
-    """The advice that one system's kernel takes; `KERNEL` is for this system. Tests imitate others.
-
-    Args:
-        linux: whether the system is Linux.
-        in_bulk: whether one call may advise on many ranges; None tries, once for each advice.
-        populate_read: number of the advice MADV_POPULATE_READ, which an older kernel does not know.
-        libc: the C library, with madvise, mincore and syscall; None loads it.
-    """
+    """The advice that one system's kernel takes; `KERNEL` is for this system. Tests imitate others."""
 
     def __init__(
         self,
         *,
         linux: bool = sys.platform == "linux",
-        in_bulk: bool | None = None,
-        populate_read: int = _MADV_POPULATE_READ,
-        libc: Any = None,
+        in_bulk: bool = True,  # tries to advise on many ranges with one call
+        populate_read: int = _MADV_POPULATE_READ,  # the number of an advice that older kernels do not know
+        libc: Any = None,  # with madvise, mincore and syscall; None loads it
     ) -> None:
-        self._linux = linux
-        self._populate_read = populate_read
+        self._linux, self._in_bulk, self._populate_read = linux, in_bulk, populate_read
         self._libc = _load_libc() if linux and libc is None else libc
-        self._bulk_works: dict[int, bool] = {}  # by advice
-        if in_bulk is not None:
-            self._bulk_works = {_MADV_WILLNEED: in_bulk, populate_read: in_bulk}
         self._pidfds: dict[int, int] = {}  # by process: after a fork the parent's advises on the parent
 
     def start_reading(self, ranges: Ranges) -> None:
@@ -89,19 +74,13 @@ class KernelAdvice:
             self._advise(_split(_merge(ranges), _READ_AHEAD_BYTES), _MADV_WILLNEED)
 
     def fault_in(self, ranges: Ranges) -> bool:
-        """Reads ranges and maps their pages; waits. False if the system cannot say whether that worked.
-
-        Raises:
-            FaultError: a range cannot be read.
-        """
+        """Reads ranges and maps their pages, or raises FaultError. False if the system cannot tell."""
         if not self._linux:
             return False
         failed = self._advise(ranges, self._populate_read)
-        if failed is None:
-            return True
-        if failed.errno == errno.EINVAL:  # the advice is unknown: Linux before 5.14
-            return False
-        raise failed
+        if failed is not None and failed.errno != errno.EINVAL:  # the advice is unknown: Linux before 5.14
+            raise failed
+        return failed is None
 
     def is_cached(self, address: int) -> bool:
         """Whether the page at an address is in the page cache. True where the system does not tell."""
@@ -111,24 +90,9 @@ class KernelAdvice:
         self._libc.mincore(address & -PAGE, PAGE, ctypes.byref(found))
         return bool(found.value & 1)
 
-    def advises_in_bulk(self, advice: int) -> bool:
-        """Whether process_madvise takes this advice: tried once, on a page of our own."""
-        if advice not in self._bulk_works:
-            page = mmap.mmap(-1, PAGE)
-            address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-            try:
-                done = self._advise_in_bulk(np.array([[address, PAGE]]), advice)
-            except (
-                AttributeError,
-                OSError,
-            ):  # no pidfd_open in this Python, or the kernel forbids it
-                done = 0
-            self._bulk_works[advice] = done == 1
-        return self._bulk_works[advice]
-
     def _advise(self, ranges: Ranges, advice: int) -> FaultError | None:
         """Gives the advice on all ranges, in order, up to the first that fails."""
-        done = self._advise_in_bulk(ranges, advice) if self.advises_in_bulk(advice) else 0
+        done = self._advise_in_bulk(ranges, advice) if self._in_bulk else 0
         for address, length in ranges[done:].tolist():
             if self._libc.madvise(address, length, advice):
                 code = ctypes.get_errno()
@@ -137,38 +101,32 @@ class KernelAdvice:
         return None
 
     def _advise_in_bulk(self, ranges: Ranges, advice: int) -> int:
-        """How many ranges, from the first on, were advised on."""
-        done = 0
-        while done < len(ranges):
-            some = np.ascontiguousarray(ranges[done : done + _MAX_RANGES])
-            advised = self._libc.syscall(
-                _SYS_PROCESS_MADVISE, self._pidfd(), some.ctypes.data, len(some), advice, 0
-            )
-            if advised != int(some[:, 1].sum()):
-                if advised > 0:
-                    done += int(np.searchsorted(some[:, 1].cumsum(), advised, side="right"))
-                break
-            done += len(some)
-        return done
-
-    def _pidfd(self) -> int:
+        """Returns how many ranges, from the first on, the kernel took the advice on."""
         pid = os.getpid()
-        if pid not in self._pidfds:
-            self._pidfds[pid] = os.pidfd_open(pid)
-        return self._pidfds[pid]
+        try:
+            if pid not in self._pidfds:
+                self._pidfds[pid] = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # no pidfd_open in this Python, or the kernel forbids it
+            return 0
+        for done in range(0, len(ranges), _MAX_RANGES):
+            some = np.ascontiguousarray(ranges[done : done + _MAX_RANGES])
+            arguments = self._pidfds[pid], some.ctypes.data, len(some), advice, 0
+            advised = self._libc.syscall(_SYS_PROCESS_MADVISE, *arguments)
+            if advised != int(some[:, 1].sum()):
+                return done + int(some[:, 1].cumsum().searchsorted(max(0, advised), side="right"))
+        return len(ranges)
 
 
 def num_cached(address: int, num_pages: int) -> int:
-    """How many of the mapped pages from an address on are in the page cache, where CACHE_IS_TOLD."""
+    """Counts the mapped pages from an address on that are in the page cache, where CACHE_IS_TOLD."""
     found = np.empty(num_pages, np.uint8)
     if _load_libc().mincore(address, num_pages * PAGE, found.ctypes.data):
-        code = ctypes.get_errno()
-        raise OSError(code, f"mincore: {os.strerror(code)}")
+        raise OSError(ctypes.get_errno(), "mincore failed")
     return int(np.count_nonzero(found & 1))
 
 
 def _merge(ranges: Ranges) -> Ranges:
-    """The same pages in as few ranges as can be, in order: windows that touch become one read."""
+    """Joins ranges to as few as can be, in order: windows that touch become one read."""
     ordered = ranges[ranges[:, 0].argsort()]
     begins, ends = ordered[:, 0], np.maximum.accumulate(ordered.sum(axis=1))
     first = np.flatnonzero(np.append(True, begins[1:] > ends[:-1]))[: len(ranges)]
@@ -177,8 +135,8 @@ def _merge(ranges: Ranges) -> Ranges:
 
 
 def _split(ranges: Ranges, limit: int) -> Ranges:
-    """The same bytes in ranges of at most limit bytes."""
-    if not len(ranges) or int(ranges[:, 1].max()) <= limit:
+    """Cuts ranges to at most limit bytes each."""
+    if not (ranges[:, 1] > limit).any():
         return ranges
     shorter = [
         (address + at, min(limit, length - at))
@@ -193,8 +151,7 @@ def _load_libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)  # its calls release the GIL
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    count = advice = flags = ctypes.c_ulong
-    libc.syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, count, advice, flags]
+    libc.syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, *[ctypes.c_ulong] * 3]
     libc.syscall.restype = ctypes.c_long
     return libc
 

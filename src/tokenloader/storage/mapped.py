@@ -1,6 +1,6 @@
-"""Mapped files: the tokens of a file as an array that the page cache backs.
+"""Mapped files: the tokens of a file as a read-only array that the page cache backs.
 
-A mapping is never written to. Its memory ends with the last reference to its array.
+The memory of a mapping ends with the last reference to its array.
 """
 
 from __future__ import annotations
@@ -21,16 +21,9 @@ from tokenloader.formats.extent import Extent
 def map_read_only(extent: Extent, file: FileIO | None = None) -> NDArray[Any]:
     """Maps the tokens of an extent, [num_tokens]. Takes no RAM of the process, and reads nothing yet.
 
-    Args:
-        file: an open handle of the extent's file; None opens the path.
-
-    Raises:
-        OSError: the file is missing, or too many files are open.
+    Opens the path if no open handle is given, and raises what `open_file` does.
     """
-    with (
-        nullcontext(file) if file else open_file(extent) as opened,
-        _too_many_files_explained(extent),
-    ):
+    with nullcontext(file) if file else open_file(extent) as opened, _too_many_files_explained(extent):
         mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     # Windows are far apart: without this a fault reads a whole read-ahead window (128 KiB to 8 MiB)
     # to use 2 KiB of it. What is worth reading ahead is named to the kernel with start_reading.
@@ -40,11 +33,7 @@ def map_read_only(extent: Extent, file: FileIO | None = None) -> NDArray[Any]:
 
 
 def open_file(extent: Extent) -> FileIO:
-    """Opens the file of an extent for reading.
-
-    Raises:
-        OSError: the file is missing, or too many files are open.
-    """
+    """Opens the file of an extent for reading. OSError if it is missing, or too many files are open."""
     with _too_many_files_explained(extent):
         return open(extent.path, "rb", buffering=0)
 
@@ -56,9 +45,5 @@ def _too_many_files_explained(extent: Extent) -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        raise OSError(
-            errno.EMFILE,
-            "too many open files, and each mapped file counts as one: raise the limit (ulimit -n), or "
-            "join the files into fewer",
-            str(extent.path),
-        ) from None
+        remedy = "each mapped file counts as one: raise the limit (ulimit -n), or join the files into fewer"
+        raise OSError(errno.EMFILE, f"too many open files, and {remedy}", str(extent.path)) from None

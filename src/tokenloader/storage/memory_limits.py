@@ -1,61 +1,47 @@
 """Memory limits: how much memory this process may still take, of the machine and of its control groups.
 
-Sources: proc_meminfo(5) for MemAvailable; the kernel's Documentation/admin-guide/cgroup-v2.rst, and
-cgroup-v1/memory.rst.
+Sources: proc_meminfo(5); the kernel's Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that can be taken without swapping or being killed; None where the system does not tell.
+    """Returns the bytes that can be taken without swapping or being killed; None if unknown.
 
     Page cache counts as available, in the control group too: the kernel gives it up when asked.
     """
-    limits = [_machine_bytes(root), *_control_group_bytes(root)]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _machine_bytes(root: Path) -> int | None:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
-
-
-def _control_group_bytes(root: Path) -> list[int | None]:
-    """Bytes left in the process's control group and in each group above it, versions 2 and 1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    left = []
-    for line in lines:
+    meminfo, mount = _lines(root / "proc/meminfo"), root / "sys/fs/cgroup"
+    limits = [int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable:")]
+    for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            top, limit, usage, cache = "", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            top, limit, usage = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache = "total_inactive_file"
-        else:
-            continue
-        mount = root / "sys/fs/cgroup" / top
-        # In a container the path may be the host's, of which only the top is mounted here.
-        group = mount / path.lstrip("/")
-        groups = [group, *group.parents] if group.is_dir() else [mount]
-        left += [_group_bytes(one, limit, usage, cache) for one in groups if one.is_relative_to(mount)]
-    return left
+            limits += _left_bytes(mount, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):  # version 1 of control groups
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            limits += _left_bytes(mount / "memory", path, *files, "total_inactive_file")
+    return min(limits, default=None)
 
 
-def _group_bytes(group: Path, limit: str, usage: str, cache: str) -> int | None:
+def _left_bytes(mount: Path, path: str, limit: str, usage: str, cache: str) -> Iterator[int]:
+    """Yields the bytes left in a control group and in each group above it."""
+    group = mount / path.lstrip("/")
+    if not group.is_dir():  # in a container the path may be the host's, of which only the top is mounted
+        group = mount
+    for one in (group, *group.parents):
+        if one.is_relative_to(mount):
+            with suppress(OSError, ValueError):  # "max" is no number: no limit
+                most, used = (int((one / name).read_text()) for name in (limit, usage))
+                stat = dict(line.split() for line in _lines(one / "memory.stat"))
+                yield max(0, most - used + int(stat.get(cache, 0)))
+
+
+def _lines(path: Path) -> list[str]:
     try:
-        most = int((group / limit).read_text())  # "max" is no number: no limit
-        used = int((group / usage).read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    return max(0, most - used + int(stat.get(cache, 0)))
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,6 +1,6 @@
 """RAM fills: token files read into RAM by background threads.
 
-Who owns which bytes: the array of a RamFill is written by its threads, each byte once, and is given out
+Who owns which bytes: the memory of a RamFill is written by its threads, each byte once, and is given out
 when the last byte is in; from then on nobody writes to it. If the reading is stopped before that, the
 memory ends with the threads.
 """
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,57 +22,43 @@ from tqdm import tqdm
 
 from tokenloader.formats.extent import Extent
 
-_CHUNK_BYTES = 16 << 20  # a call
+_CHUNK_BYTES = 16 << 20
 _NUM_READERS = 4
 _PROGRESS_AFTER_SECONDS = 3.0
 # preadv2, Linux 6.14: a read drops from the page cache what it brought there, and leaves what was.
 _RWF_DONTCACHE = 0x80
 
-
-class Chunk(NamedTuple):
-    """Bytes of a file to read, and where in the array they go."""
-
-    extent: Extent
-    file: FileIO
-    offset_bytes: int  # in the file
-    at: int  # in the array, bytes
-    num_bytes: int
+_Chunks = Iterator[tuple[FileIO, int, NDArray[Any]]]  # a file, an offset in it, and the bytes to fill
 
 
-def read_chunk(chunk: Chunk, out: memoryview, dontcache_flag: int = _RWF_DONTCACHE) -> None:
-    """Fills out, and leaves the page cache as it was where the system allows that.
+def read_exactly(
+    file: FileIO, offset_bytes: int, out: NDArray[Any], dontcache_flag: int = _RWF_DONTCACHE
+) -> None:
+    """Fills out with the bytes of a file from an offset on. OSError if the file ends before.
 
-    Raises:
-        OSError: the file cannot be read, or ends within the chunk.
+    Leaves the page cache as it was where the system allows that; dontcache_flag=0 does not try.
     """
-    done = 0
-    while done < chunk.num_bytes:
-        at = chunk.offset_bytes + done
-        count = _read_some(chunk.file.fileno(), out[done:], at, dontcache_flag)
+    left = memoryview(out.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
+    while left:
+        count = _read_some(file.fileno(), left, offset_bytes, dontcache_flag)
         if not count:
-            raise OSError(
-                errno.EIO,
-                f"ended at byte {at:,} while being read into RAM, before its tokens did; has it been "
-                f"truncated?",
-                str(chunk.extent.path),
-            )
-        done += count
+            message = f"ended at byte {offset_bytes:,}, before its tokens did; has it been truncated?"
+            raise OSError(errno.EIO, message, str(file.name))
+        left, offset_bytes = left[count:], offset_bytes + count
 
 
 class RamFill:
-    """Reads extents, one after the other, into one array in RAM, on background threads.
+    """Reads extents, one after the other, into one piece of RAM, on background threads.
 
     Shows a progress bar when that takes more than a few seconds.
 
     Args:
         extents: the tokens to read, of one dtype.
         files: open handles of the extents; a path may be replaced meanwhile. Closed when the reading ends.
-        read: fills a buffer with a chunk.
-        chunk_bytes: bytes in a chunk.
-        progress_after_seconds: when the progress bar appears.
+        read: fills an array from a file, from an offset in bytes on.
 
     Attributes:
-        tokens: [num_tokens], once all are read; None before that, and after an error.
+        arrays: [num_tokens] of each extent, end to end in memory, once all are read; until then None.
         error: what ended the reading; None if nothing did.
     """
 
@@ -81,26 +67,26 @@ class RamFill:
         extents: Sequence[Extent],
         files: Sequence[FileIO],
         *,
-        read: Callable[[Chunk, memoryview], None] = read_chunk,
+        read: Callable[[FileIO, int, NDArray[Any]], None] = read_exactly,
         chunk_bytes: int = _CHUNK_BYTES,
         progress_after_seconds: float = _PROGRESS_AFTER_SECONDS,
     ) -> None:
         num_bytes = sum(extent.nbytes for extent in extents)
         # Private, so that it is the process's own memory; and not np.empty, for whole, huge pages.
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # Python knows the advice, this kernel may not
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        array = np.frombuffer(memory, extents[0].dtype)
-        self.tokens: NDArray[Any] | None = None
+        with suppress(AttributeError, OSError):  # Python or the kernel may not know the advice
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        ends = np.cumsum([extent.num_tokens for extent in extents])
+        arrays = np.split(np.frombuffer(memory, extents[0].dtype), ends[:-1])
+        chunks = (
+            (file, extent.offset_bytes + at, array.view(np.uint8)[at : at + chunk_bytes])
+            for extent, file, array in zip(extents, files, arrays, strict=True)
+            for at in range(0, extent.nbytes, chunk_bytes)
+        )
+        self.arrays: list[NDArray[Any]] | None = None
         self.error: Exception | None = None
-        self._read = read
-        self._files = files
-        self._stopped = False
-        self._lock = threading.Lock()  # guards the fields below
-        self._chunks = _chunks(extents, files, chunk_bytes)
-        self._num_at_work = _NUM_READERS
-        self._left_bytes = num_bytes
+        self._read, self._files, self._stopped = read, files, False
+        self._lock = threading.Lock()  # guards the chunks and the progress bar
         self._progress = tqdm(
             total=num_bytes,
             desc="reading tokens into RAM",
@@ -109,47 +95,44 @@ class RamFill:
             unit_divisor=1024,
             delay=progress_after_seconds,
         )
-        self._threads = [
-            threading.Thread(target=self._run, args=(array,), name="tokenloader-fill", daemon=True)
-            for _ in range(_NUM_READERS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        threads = [_start_thread(self._read_chunks, chunks) for _ in range(_NUM_READERS)]
+        self._last_thread = _start_thread(self._finish, threads, arrays)
 
     def wait(self) -> None:
         """Returns when all is read, or an error or stop() has ended the reading."""
-        for thread in self._threads:
-            thread.join()
+        self._last_thread.join()
 
     def stop(self) -> None:
         """Ends the reading soon; does not wait."""
         self._stopped = True
 
-    def _run(self, array: NDArray[Any]) -> None:
-        buffer = memoryview(array.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
+    def _read_chunks(self, chunks: _Chunks) -> None:
         try:
             while not self._stopped:
                 with self._lock:
-                    chunk = next(self._chunks, None)
+                    chunk = next(chunks, None)
                 if chunk is None:
                     return
-                self._read(chunk, buffer[chunk.at : chunk.at + chunk.num_bytes])
+                self._read(*chunk)
                 with self._lock:
-                    self._progress.update(chunk.num_bytes)
-                    self._left_bytes -= chunk.num_bytes
-                    full = not self._left_bytes
-                if full:
-                    self._progress.close()
-                    self.tokens = array
+                    self._progress.update(len(chunk[2]))
         except Exception as error:
             self.error, self._stopped = error, True
-            self._progress.close()
-        finally:
-            with self._lock:
-                self._num_at_work -= 1
-                if not self._num_at_work:
-                    for file in self._files:
-                        file.close()
+
+    def _finish(self, readers: list[threading.Thread], arrays: list[NDArray[Any]]) -> None:
+        for reader in readers:
+            reader.join()
+        self._progress.close()
+        for file in self._files:
+            file.close()
+        if not self._stopped:
+            self.arrays = arrays
+
+
+def _start_thread(call: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=call, args=arguments, name="tokenloader-fill", daemon=True)
+    thread.start()
+    return thread
 
 
 def check_it_fits(extents: Sequence[Extent], available_bytes: int | None) -> None:
@@ -164,28 +147,20 @@ def check_it_fits(extents: Sequence[Extent], available_bytes: int | None) -> Non
         )
 
 
-def _chunks(extents: Sequence[Extent], files: Sequence[FileIO], chunk_bytes: int) -> Iterator[Chunk]:
-    at = 0
-    for extent, file in zip(extents, files, strict=True):
-        for done in range(0, extent.nbytes, chunk_bytes):
-            size = min(chunk_bytes, extent.nbytes - done)
-            yield Chunk(extent, file, extent.offset_bytes + done, at + done, size)
-        at += extent.nbytes
-
-
 def _read_some(descriptor: int, out: memoryview, offset: int, dontcache_flag: int) -> int:
     if not hasattr(os, "preadv"):
         data = os.pread(descriptor, len(out), offset)
         out[: len(data)] = data
         return len(data)
-    try:
-        return os.preadv(descriptor, [out], offset, dontcache_flag)
-    except NotImplementedError:  # a Python built without preadv2, as on macOS
-        pass
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
+    if dontcache_flag:
+        try:
+            return os.preadv(descriptor, [out], offset, dontcache_flag)
+        except NotImplementedError:  # a Python built without preadv2, as on macOS
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
     count = os.preadv(descriptor, [out], offset)
-    if hasattr(os, "posix_fadvise"):
+    if dontcache_flag and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_DONTNEED)
     return count

@@ -16,37 +16,18 @@ class LocatedWindows:
 
     They keep the memory alive in which they were found, also when the tokens are read into RAM or closed
     meanwhile.
-
-    Args:
-        memory: the bytes of the tokens.
-        starts: int64 [n], first token of each window on the memory's axis. Checked, and not changed later.
-        length: tokens in a window.
-        check_open: raises if the tokens were closed or could not be read.
-
-    Example:
-        >>> tokens = open_tokens(np.arange(100, dtype=np.uint16))
-        >>> windows = tokens.locate([0, 50], 3)
-        >>> windows.prefetch()  # and some time later
-        >>> windows.copy()
-        array([[ 0,  1,  2],
-               [50, 51, 52]], dtype=uint16)
     """
 
-    __slots__ = "_check_open", "_located", "_memory", "_pages"
-
     def __init__(
-        self,
-        memory: Memory,
-        starts: NDArray[np.int64],
-        length: int,
-        check_open: Callable[[], object],
+        self, memory: Memory, starts: NDArray[np.int64], length: int, check_open: Callable[[], object]
     ) -> None:
+        """Finds [starts[i], starts[i] + length); check_open raises if the tokens can no longer be read."""
         self._memory, self._check_open = memory, check_open
-        self._located = memory.locate(starts, length)
-        self._pages = memory.pages(self._located) if memory.mapped else None
+        self._located = memory.axis.locate(starts, length)
+        self._pages = memory.pages(self._located) if memory.is_mapped else None
 
     def __len__(self) -> int:
-        return len(self._located.starts)
+        return len(self._located.offsets)
 
     def prefetch(self) -> None:
         """Starts reading the windows from disk, and does not wait. Does nothing for tokens in RAM."""
@@ -55,19 +36,12 @@ class LocatedWindows:
 
     def is_cached(self) -> bool:
         """Whether the first page of the first window is in RAM or in the page cache. A hint, in 2 us."""
-        if self._pages is None or not len(self._pages):
-            return True
-        return self._memory.kernel.is_cached(int(self._pages[0, 0]))
+        pages = self._pages
+        return pages is None or not len(pages) or self._memory.kernel.is_cached(int(pages[0, 0]))
 
     def copy(self) -> NDArray[np.integer[Any]]:
-        """Copies the windows.
-
-        Returns:
-            [n, length] of the tokens' dtype, a fresh array.
-
-        Raises:
-            OSError: a file was truncated, or its disk fails.
-            ValueError: the tokens were closed.
-        """
+        """Copies the windows, as `TokenArray.gather` does: [n, length] of the tokens' dtype."""
         self._check_open()
-        return self._memory.gather(self._located, self._pages)
+        if self._pages is not None:
+            self._memory.make_readable(self._pages)
+        return self._memory.axis.gather(self._located)

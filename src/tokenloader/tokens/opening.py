@@ -21,7 +21,7 @@ from tokenloader.storage.mapped import map_read_only, open_file
 from tokenloader.storage.memory_limits import available_bytes
 from tokenloader.storage.ram import RamFill, check_it_fits
 from tokenloader.tokens.part import Part
-from tokenloader.tokens.store import Fill, Store
+from tokenloader.tokens.store import Store
 from tokenloader.tokens.token_array import Residency, TokenArray
 
 # A path, pattern or address of token files, an array, or open tokens.
@@ -29,17 +29,16 @@ OneSource = str | os.PathLike[str] | NDArray[Any] | TokenArray
 # What open_tokens takes: one source, or a sequence of them, which become one axis.
 Source = OneSource | Sequence[OneSource]
 
-_SCHEME = re.compile("[a-z][a-z0-9+.-]*://")
 _KINDS = str, os.PathLike, np.ndarray, TokenArray
+_EXPECTED = (
+    "expected a path, a pattern, an hf:// address, a 1-D integer numpy array, an open TokenArray, or a "
+    "sequence of these"
+)
 _Found = Extent | NDArray[Any] | TokenArray  # a source, its files found and read
 
 
 def open_tokens(
-    source: Source,
-    *,
-    key: str = "tokens",
-    dtype: DTypeLike | None = None,
-    residency: Residency = "mmap",
+    source: Source, *, key: str = "tokens", dtype: DTypeLike | None = None, residency: Residency = "mmap"
 ) -> TokenArray:
     """Opens token ids that lie on disk or in memory, without moving them to any device.
 
@@ -48,7 +47,8 @@ def open_tokens(
     headerless, with a JSON file beside it or dtype= given. docs/formats.md describes each.
 
     Args:
-        source: any of these, or a sequence of them, which become one token axis in the order given:
+        source: any of these, or a sequence of them, which become one token axis in the order given,
+            shards in natural order, shard_2 before shard_10:
 
             - a token file; of Megatron-LM tokens either of the two files;
             - a directory of shards: all files in it named .safetensors, .npy, .bin or .ds;
@@ -56,17 +56,15 @@ def open_tokens(
             - an index NAME.safetensors.index.json: the files in its set that have the tensor;
             - `hf://datasets/OWNER/NAME[@REVISION]/FILE`, fetched into the Hugging Face cache first;
             - a 1-D integer numpy array, which is copied only if it is not contiguous;
-            - an open TokenArray or a view of one, whose memory the result shares. Neither's close()
-              takes bytes from the other. One that is being read into RAM is waited for.
-
-            Shards of a directory, pattern or index are in natural order, shard_2 before shard_10.
+            - an open TokenArray, whose memory the result shares; neither's close() takes bytes from the
+              other. One that is being read into RAM is waited for.
         key: the tensor's name, in safetensors files.
         dtype: numpy dtype of one token in headerless files, and only there: "uint8", "uint16", "uint32",
             "int32" or "int64", little-endian.
         residency: how files are held. "mmap" maps them: open at once, no RAM but the page cache. "ram"
             also opens at once, and reads them into RAM in the background, with a progress bar when that
-            takes more than a few seconds; until all is there, windows come from the mapped files. Arrays
-            are in RAM, and a TokenArray stays held as it is, whatever is asked for.
+            takes more than a few seconds; until then, windows come from the mapped files. Arrays and open
+            TokenArrays stay held as they are.
 
     Raises:
         OSError: a file is missing or unreadable, nothing matches a pattern, or the Hub cannot be
@@ -88,10 +86,8 @@ def open_tokens(
     found = _find(_as_sequence(source), key=key, dtype=dtype)
     for one in found[1:]:
         if one.dtype != found[0].dtype:
-            raise ValueError(
-                f"{_name(one)} holds {one.dtype} tokens and {_name(found[0])} {found[0].dtype}; expected "
-                f"one dtype for all parts of a token axis, so convert one of them"
-            )
+            both = f"{_name(one)} holds {one.dtype} tokens and {_name(found[0])} {found[0].dtype}"
+            raise ValueError(f"{both}; expected one dtype for all parts of an axis, so convert one of them")
     return join(found, residency)
 
 
@@ -99,46 +95,37 @@ open_tokens.__module__ = "tokenloader"  # where users find it
 
 
 def join(
-    sources: Sequence[Extent | NDArray[Any] | TokenArray],
+    sources: Sequence[_Found],
     residency: Residency,
     *,
-    start_fill: Callable[[Sequence[Extent], Sequence[FileIO]], Fill] = RamFill,
+    start_fill: Callable[[Sequence[Extent], Sequence[FileIO]], RamFill] = RamFill,
     available: Callable[[], int | None] = available_bytes,
     kernel: KernelAdvice = KERNEL,
 ) -> TokenArray:
-    """Makes one axis of files, arrays and open tokens.
+    """Makes one axis of files, contiguous arrays and open tokens, all of one dtype.
 
-    Args:
-        sources: 1 or more, of one dtype, arrays contiguous.
-        residency: of the files.
-        start_fill: begins to read extents into RAM, given their open handles, which it closes.
-        available: bytes of memory that may be taken; None if unknown.
-        kernel: for advice on what is mapped.
-
-    Raises: as `open_tokens`.
+    start_fill begins to read extents into RAM, given their open handles, which it closes; available
+    returns the bytes of memory that may be taken, None if unknown; kernel advises on what is mapped.
     """
-    extents = [source for source in sources if isinstance(source, Extent)]
-    into_ram = bool(extents) and residency == "ram"
-    if into_ram:
-        check_it_fits(extents, available())
+    to_fill = [source for source in sources if isinstance(source, Extent) and residency == "ram"]
+    if to_fill:
+        check_it_fits(to_fill, available())
     parts: list[Part] = []
-    fill = None
     with ExitStack() as stack:
         # One opening serves the mapping and the reading: meanwhile a path may name another file.
-        files = [stack.enter_context(open_file(extent)) for extent in extents] if into_ram else []
+        files = [stack.enter_context(open_file(extent)) for extent in to_fill]
         opened = iter(files)
         for source in sources:
             if isinstance(source, Extent):
                 array = map_read_only(source, next(opened, None))
-                parts.append(Part(array, "filling" if into_ram else "mapped", source))
+                parts.append(Part(array, "filling" if to_fill else "mapped", source))
             elif isinstance(source, TokenArray):
                 source.wait_until_loaded()
                 parts += source._parts()
             else:
                 parts.append(Part(source))
-        if into_ram:
-            fill = start_fill(extents, files)
-            stack.pop_all()
+        fill = start_fill(to_fill, files) if to_fill else None
+        stack.pop_all()  # the fill closes them
     name = _name(sources[0]) + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
     return TokenArray(Store(parts, name=name, fill=fill, kernel=kernel))
 
@@ -146,26 +133,23 @@ def join(
 def _as_sequence(source: Source) -> Sequence[OneSource]:
     if isinstance(source, _KINDS):
         return [source]
-    expected = (
-        "expected a path, a pattern, an hf:// address, a 1-D integer numpy array, an open TokenArray, or "
-        "a sequence of these"
-    )
-    if not isinstance(source, Sequence) or isinstance(source, (bytes, bytearray)):
-        remedy = (
-            ": pass np.asarray(source)"
-            if hasattr(source, "__array__")
-            else ", in the order wanted: pass sorted(source) or list(source)"
-            if isinstance(source, Iterable) and not isinstance(source, (bytes, bytearray))
-            else ""
-        )
-        raise TypeError(f"source is of type {type(source).__name__}; {expected}{remedy}")
+    if isinstance(source, (bytes, bytearray)) or not isinstance(source, Iterable):
+        raise _wrong_type("source", source)
+    if not isinstance(source, Sequence):
+        remedy = ", in the order wanted: pass sorted(source) or list(source)"
+        raise _wrong_type("source", source, remedy)
     if not source:
-        raise ValueError(f"source is an empty sequence; {expected}")
+        raise ValueError(f"source is an empty sequence; {_EXPECTED}")
     for i, one in enumerate(source):
         if not isinstance(one, _KINDS):
-            remedy = f": pass np.asarray(source[{i}])" if hasattr(one, "__array__") else ""
-            raise TypeError(f"source[{i}] is of type {type(one).__name__}; {expected}{remedy}")
+            raise _wrong_type(f"source[{i}]", one)
     return source
+
+
+def _wrong_type(name: str, found: object, remedy: str = "") -> TypeError:
+    if hasattr(found, "__array__"):
+        remedy = f": pass np.asarray({name})"
+    return TypeError(f"{name} is of type {type(found).__name__}; {_EXPECTED}{remedy}")
 
 
 def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) -> list[_Found]:
@@ -182,15 +166,12 @@ def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) ->
             paths.add(path)
             found += locate_shards(path, key=key, dtype=dtype)
     for path in paths:
-        # As sorted(glob("*")) of a directory gives them.
-        index_path = path.with_suffix(".idx") if path.suffix == ".bin" else None
-        if index_path in paths:
+        # Both are in sorted(glob("*")) of a directory.
+        if path.suffix == ".bin" and (index_path := path.with_suffix(".idx")) in paths:
             raise ValueError(f"source has both {path} and {index_path}, which are one data set; name one")
     if dtype is not None and not paths:
-        raise ValueError(
-            f"dtype={dtype!r} was given with an array of {found[0].dtype}; dtype= is for headerless "
-            f"files only, leave it out"
-        )
+        given = f"dtype={dtype!r} was given with an array of {found[0].dtype}"
+        raise ValueError(f"{given}; dtype= is for headerless files only, leave it out")
     return found
 
 
@@ -204,21 +185,21 @@ def _checked_array(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array).view(np.ndarray)
 
 
-def _name(one: _Found) -> str:
-    if isinstance(one, Extent):
-        return str(one.path)
-    return one._name if isinstance(one, TokenArray) else "array"
-
-
 def _local_path(source: str | os.PathLike[str]) -> Path:
     address = os.fspath(source)
     if not address:  # which a Path takes for the current directory
         raise ValueError("source is an empty path; name the token file")
     if is_hub_address(address):
         return download(address)
-    if (scheme := _SCHEME.match(address)) and not os.path.exists(address):
+    if (scheme := re.match("[a-z][a-z0-9+.-]*://", address)) and not os.path.exists(address):
         raise ValueError(
             f"{address}: {scheme[0]} addresses are not read; download the file and name that, or "
             f"one on the Hugging Face Hub: hf://datasets/OWNER/NAME/FILE"
         )
     return Path(address)
+
+
+def _name(found: _Found) -> str:
+    if isinstance(found, Extent):
+        return str(found.path)
+    return found._name if isinstance(found, TokenArray) else "array"

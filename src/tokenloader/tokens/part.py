@@ -13,24 +13,18 @@ from tokenloader.formats.format import read_document_boundaries
 
 
 class Part(NamedTuple):
-    """Consecutive tokens of an axis.
+    """Consecutive tokens of an axis."""
 
-    Attributes:
-        array: the memory, [num_tokens], contiguous.
-        held: "mapped": the memory is a mapped file; "filling": the same, until a RamFill has read the file;
-            "ram": the memory is RAM.
-        extent: all tokens of the file; None for an array that was given.
-        first: number of the extent's token that is array[0].
-    """
+    array: NDArray[Any]  # the memory, [num_tokens], contiguous
+    held: Literal["mapped", "filling", "ram"] = (
+        "ram"  # "filling": mapped, until a RamFill has read the file
+    )
+    extent: Extent | None = None  # all tokens of the file; None for an array that was given
+    first: int = 0  # number of the extent's token that is array[0]
 
-    array: NDArray[Any]
-    held: Literal["mapped", "filling", "ram"] = "ram"
-    extent: Extent | None = None
-    first: int = 0
-
-    def cut(self, begin: int, end: int) -> Part:
-        """Tokens [begin, end) of the part."""
-        return self._replace(array=self.array[begin:end], first=self.first + begin)
+    def cut(self, within: slice) -> Part:
+        """Returns the tokens within a slice of the part."""
+        return self._replace(array=self.array[within], first=self.first + within.start)
 
     @property
     def file_extent(self) -> Extent | None:
@@ -42,13 +36,8 @@ class Part(NamedTuple):
         # The index beside the file is about all of its tokens.
         return replace(extent, offset_bytes=offset_bytes, num_tokens=num_tokens, index_path=None)
 
-    @property
-    def has_documents(self) -> bool:
-        """Whether the file has a document index beside it."""
-        return self.extent is not None and self.extent.index_path is not None
-
     def documents(self) -> NDArray[np.int64]:
-        """int64 [num_documents + 1], document boundaries in tokens of the part: 0, ..., num_tokens.
+        """Reads document boundaries, int64 [num_documents + 1] in tokens of the part: 0, ..., num_tokens.
 
         A document that the part cuts ends with the part. An empty one at the end of the part belongs to
         the part that begins there.
@@ -57,7 +46,5 @@ class Part(NamedTuple):
         boundaries = read_document_boundaries(self.extent)
         begin, end = self.first, self.first + len(self.array)
         low = min(boundaries.searchsorted(begin), boundaries.searchsorted(begin, "right") - 1)
-        high = len(boundaries)
-        if end < self.extent.num_tokens:
-            high = int(boundaries.searchsorted(end)) + 1
+        high = boundaries.searchsorted(end) + 1 if end < self.extent.num_tokens else len(boundaries)
         return boundaries[low:high].clip(begin, end) - begin

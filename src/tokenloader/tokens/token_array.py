@@ -1,8 +1,7 @@
-"""TokenArray: one axis of token ids on the host, whatever holds the bytes.
+"""TokenArray: one axis of token ids on the host.
 
-A TokenArray knows bytes and positions, not batches. How the bytes are held (mapped, in RAM, in how many
-files) never changes what is returned. Every result is a fresh array that the caller owns. All methods may
-be called from several threads at once, close() included.
+How the bytes are held (mapped, in RAM, in how many files) never changes what is returned. Each result is
+a fresh array that the caller owns. Methods may be called from several threads at once, close() included.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from tokenloader.tokens.store import Memory, Store
 # How the tokens of files are held: "mmap", read from mapped files; "ram", read into RAM.
 Residency = Literal["mmap", "ram"]
 
-_FINGERPRINT_BLOCKS = 64
-_FINGERPRINT_TOKENS = 512  # a block; 64 blocks cold from an SSD are about 10 ms
+_FINGERPRINT_BLOCKS, _FINGERPRINT_TOKENS = 64, 512  # 64 blocks of 512 cold from an SSD are about 10 ms
 
 
 class TokenArray:
@@ -45,15 +43,16 @@ class TokenArray:
 
     def __init__(self, store: Store, begin: int = 0, end: int | None = None) -> None:
         """Tokens [begin, end) of a store's axis; end None: to its end."""
-        memory = store.current
-        self._begin, self._end = begin, len(memory) if end is None else end
-        parts = memory.parts_between(self._begin, self._end)
-        self.dtype: np.dtype[Any] = parts[0].array.dtype
-        self.nbytes: int = len(self) * self.dtype.itemsize
-        self.residency: Residency = "mmap" if any(part.held == "mapped" for part in parts) else "ram"
-        whole = len(self) == len(memory)
-        self._name = store.name if whole else f"{store.name}[{self._begin:_}:{self._end:_}]"
+        axis = store.current.axis
+        self._begin, self._end = begin, len(axis) if end is None else end
+        self._name = store.name
+        if len(self) < len(axis):
+            self._name += f"[{self._begin:_}:{self._end:_}]"
         self._store: Store | None = store
+        held = {part.held for part in store.current.parts_between(self._begin, self._end)}
+        self.dtype: np.dtype[Any] = axis.dtype
+        self.nbytes: int = len(self) * self.dtype.itemsize
+        self.residency: Residency = "mmap" if "mapped" in held else "ram"
         self._fingerprint: str | None = None
         self._documents: NDArray[np.int64] | None = None
 
@@ -71,13 +70,12 @@ class TokenArray:
     def __getitem__(self, index: slice) -> NDArray[np.integer[Any]]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> np.integer[Any] | NDArray[np.integer[Any]]:
         """`tokens[i]` is a numpy scalar, `tokens[a:b]` a numpy copy."""
-        memory = self._memory()
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return self.gather(np.arange(start, stop, step), 1).reshape(-1)
             out = np.empty(max(0, stop - start), self.dtype)
-            memory.copy(self._begin + start, out)
+            self._memory().copy(self._begin + start, out)
             return out
         position = operator.index(index)
         if not -len(self) <= position < len(self):
@@ -89,19 +87,18 @@ class TokenArray:
     def documents(self) -> NDArray[np.int64] | None:
         """Where documents begin and end, by the document index of the files.
 
-        int64 [num_documents + 1], in tokens: 0, ..., len(self). Document i is
+        int64 [num_documents + 1], in tokens: 0, ..., len(self); read-only. Document i is
         tokens[documents[i] : documents[i + 1]], the end-of-text token included if there is one; it may be
         empty. Where files are joined a document ends, and so it does where a view begins or ends. None if
-        a part of the tokens has no index: of Megatron-LM and datatrove files, most have.
-
-        Read when first asked for, 8 bytes a document, and kept; it may not be written to.
+        a part of the tokens has no index: of Megatron-LM and datatrove files, most have. Read when first
+        asked for, 8 bytes a document, and kept.
 
         Raises:
             OSError: an index cannot be read.
             ValueError: an index does not fit its tokens; or the array is closed.
         """
         parts = self._parts()
-        if self._documents is None and all(part.has_documents for part in parts):
+        if self._documents is None and all(part.extent and part.extent.index_path for part in parts):
             boundaries = [np.zeros(1, np.int64)]
             for part in parts:
                 boundaries.append(boundaries[-1][-1] + part.documents()[1:])
@@ -112,20 +109,13 @@ class TokenArray:
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """The files, and where in them the tokens lie, in order; () for arrays.
-
-        Raises:
-            ValueError: the array is closed.
-        """
+        """The files, and where in them the tokens lie, in order; () for arrays."""
         return tuple(extent for part in self._parts() if (extent := part.file_extent) is not None)
 
     def view(self, start: int, stop: int) -> TokenArray:
-        """Tokens [start, stop) as a TokenArray that shares the bytes. Copies nothing.
+        """Returns tokens [start, stop) as a TokenArray that shares the bytes; negative: from the end.
 
-        The view stays open when this array is closed, and the other way round; the bytes go with the last.
-
-        Args:
-            start, stop: positions; negative ones count from the end.
+        Copies nothing. Either stays open when the other is closed; the bytes go with the last.
 
         Raises:
             ValueError: the view would be empty or go beyond the tokens; or the array is closed.
@@ -145,12 +135,7 @@ class TokenArray:
         return TokenArray(store, self._begin + begin, self._begin + end)
 
     def split(self, n: int) -> tuple[TokenArray, TokenArray]:
-        """The tokens before and after a position, as two TokenArrays that share the bytes. Copies nothing.
-
-        Either stays open when the other or this array is closed; the bytes go with the last.
-
-        Args:
-            n: tokens in the first part; negative: -n tokens in the second.
+        """Returns the tokens before position n, and those from it on, as two views; negative: from the end.
 
         Raises:
             ValueError: a part would be empty; or the array is closed.
@@ -161,7 +146,6 @@ class TokenArray:
             >>> len(train), len(validation), validation[0]
             (900, 100, np.uint16(900))
         """
-        self._open_store()
         at = operator.index(n)
         if not 0 < abs(at) < len(self):
             raise ValueError(
@@ -172,30 +156,29 @@ class TokenArray:
         return self.view(0, at), self.view(at, len(self))
 
     def locate(self, starts: ArrayLike, length: SupportsIndex) -> LocatedWindows:
-        """Finds windows of equal length, to be read ahead and copied later. Reads nothing.
-
-        Args:
-            starts: int [n], the first token of each window.
-            length: tokens in a window, 1 or more.
-
-        Raises:
-            IndexError: a window does not lie within the tokens.
-            ValueError: starts or length is of the wrong shape or dtype; or the array is closed.
-        """
-        memory, length = self._memory(), operator.index(length)
-        # A sum is a copy, also of 0: what becomes of the caller's array later does not matter.
-        starts = self._checked_windows(starts, length) + self._begin
-        return LocatedWindows(memory, starts, length, self._memory)
+        """Finds windows, to be read ahead and copied later. Takes and raises what `gather` does."""
+        memory, array, length = self._memory(), np.asarray(starts), operator.index(length)
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            found = f"{array.dtype}{list(array.shape)}"
+            raise ValueError(f"starts is {found}; expected a 1-D array of integers")
+        if length < 1:
+            raise ValueError(f"length={length}; expected 1 token or more")
+        array = array.astype(np.int64, copy=False)
+        if array.size:
+            # As unsigned integers, negative starts lie past every end: one look at the array finds both.
+            start = int(array[array.view(np.uint64).argmax()])
+            if not 0 <= start <= len(self) - length:
+                raise IndexError(f"window [{start:,}, {start + length:,}) does not lie within {self!r}")
+        if self._begin:
+            array = array + self._begin
+        return LocatedWindows(memory, array, length, self._memory)
 
     def gather(self, starts: ArrayLike, length: SupportsIndex) -> NDArray[np.integer[Any]]:
-        """Copies windows of equal length.
+        """Copies windows: [n, length] of the tokens' dtype, row i tokens[starts[i] : starts[i] + length].
 
         Args:
             starts: int [n], the first token of each window.
             length: tokens in a window, 1 or more.
-
-        Returns:
-            [n, length] of the tokens' dtype, row i being tokens[starts[i] : starts[i] + length].
 
         Raises:
             IndexError: a window does not lie within the tokens.
@@ -205,23 +188,12 @@ class TokenArray:
         return self.locate(starts, length).copy()
 
     def prefetch(self, starts: ArrayLike, length: SupportsIndex) -> None:
-        """Starts reading windows from disk, and does not wait.
+        """Starts reading windows from disk, and does not wait. Takes and raises what `gather` does.
 
         A hint: a gather of them a little later finds them in the page cache. Reads nothing for tokens
         in RAM.
-
-        Args:
-            starts: int [n], the first token of each window.
-            length: tokens in a window, 1 or more.
-
-        Raises:
-            IndexError, ValueError: as `locate`.
         """
         self.locate(starts, length).prefetch()
-
-    def is_cached(self, start: int) -> bool:
-        """Whether a token is in memory: in RAM, or in the page cache. A hint."""
-        return self.locate([start], 1).is_cached()
 
     def wait_until_loaded(self) -> None:
         """Waits until all tokens are in RAM, for residency "ram"; else returns at once.
@@ -272,24 +244,7 @@ class TokenArray:
         return store
 
     def _memory(self) -> Memory:
-        """The bytes, for as long as the caller keeps what this returns."""
         return self._open_store().memory()
 
     def _parts(self) -> list[Part]:
         return self._memory().parts_between(self._begin, self._end)
-
-    def _checked_windows(self, starts: ArrayLike, length: int) -> NDArray[np.int64]:
-        array = np.asarray(starts)
-        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-            raise ValueError(
-                f"starts is {array.dtype}{list(array.shape)}; expected a 1-D array of integers"
-            )
-        array = array.astype(np.int64, copy=False)
-        if length < 1:
-            raise ValueError(f"length={length}; expected 1 token or more")
-        # As unsigned integers, negative starts lie past every end: one look at the array finds both.
-        if array.size and int(np.maximum.reduce(array.view(np.uint64))) > len(self) - length:
-            lowest, highest = int(array.min()), int(array.max())
-            start = lowest if lowest < 0 else highest
-            raise IndexError(f"window [{start:,}, {start + length:,}) does not lie within {self!r}")
-        return array

@@ -1,8 +1,7 @@
 """Writing: any number of integer arrays, one after the other, into one token file.
 
-A file appears under its name when it is complete, and not before: it is written under a temporary name in
-the same directory, flushed to the disk, and renamed. A failure on the way, Ctrl-C included, leaves
-nothing behind, and a file that was there before is untouched.
+A file is written under a temporary name beside it, flushed to the disk, and renamed when it is complete: a
+failure on the way, Ctrl-C included, leaves nothing behind, and a file that was there before untouched.
 
 A header tells the number of tokens, which is known last. So room for it is left free and filled at the end:
 the formats allow a header to be padded (safetensors with spaces, .npy likewise) or fix its length (llm.c).
@@ -34,19 +33,16 @@ def write_tokens(
     arrays: Iterable[NDArray[Any]] | NDArray[Any] | TokenArray,
     dtype: DTypeLike = "uint16",
 ) -> int:
-    """Writes token ids to a safetensors file, as the 1-D tensor "tokens", in constant memory.
+    """Writes token ids to a safetensors file, as its 1-D tensor "tokens", and returns how many.
 
-    The file appears when it is complete; until then, and if anything fails, a file that was there
-    stays as it was.
+    Takes constant memory.
 
     Args:
-        path: the file. One that exists is replaced.
+        path: the file, which appears when it is complete. One that exists is replaced then, and stays
+            as it was if anything fails.
         arrays: 1-D arrays of integers of any dtype, one after the other: any iterable of them, also a
             generator that makes them on the way. Or one such array, or an open TokenArray.
         dtype: numpy dtype of one token in the file: "uint8", "uint16", "uint32", "int32" or "int64".
-
-    Returns:
-        The number of tokens written.
 
     Raises:
         ValueError: an id does not fit the dtype (the message says which, and where), something is no
@@ -70,10 +66,9 @@ def write_file(path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any],
 
     Raises: as `write_tokens`; and ValueError if the format cannot hold the dtype or so many tokens.
     """
-    header_bytes = len(writer.header(dtype, 0))
     num_tokens = 0
     with atomic_file(path) as file:
-        file.write(bytes(header_bytes))
+        file.write(bytes(len(writer.header(dtype, 0))))
         for array in arrays:
             ids = _fitted(array, dtype, num_tokens)
             num_tokens += len(ids)
@@ -91,10 +86,8 @@ def blocks(arrays: Iterable[Any] | NDArray[Any] | TokenArray) -> Iterator[NDArra
     if isinstance(arrays, (np.ndarray, TokenArray)):
         arrays = [arrays]
     elif isinstance(arrays, (str, bytes, dict, set, frozenset)) or not isinstance(arrays, Iterable):
-        raise TypeError(
-            f"arrays is of type {type(arrays).__name__}; expected 1-D arrays of integers: an iterable "
-            f"of them, or one"
-        )
+        kind = type(arrays).__name__
+        raise TypeError(f"arrays is of type {kind}; expected 1-D arrays of integers: an iterable, or one")
     for i, array in enumerate(arrays):
         whole = array if isinstance(array, TokenArray) else _as_integers(array, i)
         for at in range(0, len(whole), WRITE_CHUNK_TOKENS):
@@ -106,15 +99,12 @@ def _as_integers(array: Any, i: int) -> NDArray[Any]:
         found = np.asarray(array)
     except ValueError as error:  # nested lists of several lengths
         raise ValueError(f"arrays[{i}] is no array ({error}); expected a 1-D array of integers") from None
+    what, remedy = f"{found.dtype}{list(found.shape)}", ""
     if found.ndim == 0 and found.dtype.kind in "iu":
-        raise ValueError(
-            f"arrays[{i}] is the single id {found}; expected a 1-D array of integers: if arrays are "
-            f"the ids themselves, pass np.array(ids)"
-        )
+        what = f"the single id {found}"
+        remedy = ": if arrays are the ids themselves, pass np.array(ids)"
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        raise ValueError(
-            f"arrays[{i}] is {found.dtype}{list(found.shape)}; expected a 1-D array of integers"
-        )
+        raise ValueError(f"arrays[{i}] is {what}; expected a 1-D array of integers{remedy}")
     return found if found.size else np.empty(0, np.uint16)  # an empty list is of floats for numpy
 
 
@@ -122,15 +112,14 @@ def _fitted(ids: NDArray[Any], dtype: np.dtype[Any], position: int) -> NDArray[A
     """Converts ids to a dtype. ValueError where one does not fit; position is that of the first id."""
     if ids.dtype == dtype:
         return np.ascontiguousarray(ids)
-    if not np.can_cast(ids.dtype, dtype) and ids.size:
-        limits = np.iinfo(dtype)
-        if int(ids.min()) < limits.min or int(ids.max()) > limits.max:
-            # Compared as Python's integers would be: numpy compares any two integer dtypes exactly.
-            first = int(((ids < limits.min) | (ids > limits.max)).argmax())
-            raise ValueError(
-                f"token {position + first:,} is {int(ids[first])}, which {dtype} cannot hold (it holds "
-                f"{limits.min} to {limits.max}); use a wider dtype, or see where the id comes from"
-            )
+    limits = np.iinfo(dtype)
+    if ids.size and (int(ids.min()) < limits.min or int(ids.max()) > limits.max):
+        # Compared as Python's integers would be: numpy compares any two integer dtypes exactly.
+        first = int(((ids < limits.min) | (ids > limits.max)).argmax())
+        raise ValueError(
+            f"token {position + first:,} is {int(ids[first])}, which {dtype} cannot hold (it holds "
+            f"{limits.min} to {limits.max}); use a wider dtype, or see where the id comes from"
+        )
     return ids.astype(dtype)
 
 
@@ -147,14 +136,10 @@ def atomic_file(path: Path) -> Iterator[io.FileIO]:
     check_place(path)
     path = Path(os.path.realpath(path))  # through links: a link's target is replaced, not the link
     temporary = path.parent / f".tokenloader-{secrets.token_hex(8)}.tmp"
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: its directory {path.parent} does not exist; make it first")
     try:
-        file = open(temporary, "xb", buffering=0)  # noqa: SIM115 (closed below, before the rename)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path}: its directory {path.parent} does not exist; make it first"
-        ) from None
-    try:
-        with file:
+        with open(temporary, "xb", buffering=0) as file:
             yield file
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -162,7 +147,12 @@ def atomic_file(path: Path) -> Iterator[io.FileIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync_directory(path.parent)
+    with suppress(OSError):  # so that the new name outlasts a power failure, where the file system can
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def write_all(file: io.FileIO, ids: NDArray[Any]) -> None:
@@ -170,13 +160,3 @@ def write_all(file: io.FileIO, ids: NDArray[Any]) -> None:
     left = memoryview(ids.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
     while left:
         left = left[file.write(left) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    """Flushes a directory, so that new names in it outlast a power failure, where the file system can."""
-    with suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
