@@ -116,7 +116,8 @@ def test_the_batches_of_several_processes_are_those_of_one_device_and_no_row_is_
             # Two steps at a time, and of each what the devices here hold: no shard twice.
             held = {str(s.index): s.data.shape for s in batch.inputs.addressable_shards}
             mine = sum(rows * (columns + 1) for rows, columns in held.values())
-            gathered = {len(starts) * length for starts, length in recorded.asked("gather")}
+            asked = recorded.asked("gather")  # and 512 tokens at a time, for the fingerprint
+            gathered = {len(starts) * length for starts, length in asked if length <= T + 1}
             assert gathered == {2 * mine}, (gathered, mine)
 
         checks = 0

@@ -24,21 +24,15 @@ _PROBED_SAMPLES = 1 << 20
 
 @dataclass(frozen=True)
 class LoaderSetup:
-    """What a loader was given, checked, and what follows from it.
-
-    Args:
-        cursor: at the beginning of the run.
-        placement: where its batches go.
-        group_size: steps that are gathered, sent and made as one.
-    """
+    """What a loader was given, checked, and what follows from it."""
 
     tokens: TokenArray
     plan: Plan
     prefetch: int
     transform: Callable[[jax.Array], Any] | None
-    cursor: Cursor
+    cursor: Cursor  # at the beginning of the run
     placement: Placement
-    group_size: int
+    group_size: int  # steps that are gathered, sent and made as one
 
     def description(self) -> dict[str, Any]:
         """Returns what must be equal in all processes: the samples, and the programs launched together."""
@@ -75,8 +69,7 @@ def check_setup(
     checked_plan(plan)
     if transform is not None and not callable(transform):
         raise TypeError(f"transform is of type {type(transform).__name__}; expected a callable, or None")
-    batch_size = _positive("batch_size", batch_size)
-    seq_len = _positive("seq_len", seq_len)
+    batch_size, seq_len = _positive("batch_size", batch_size), _positive("seq_len", seq_len)
     prefetch = _positive("prefetch", prefetch)
     bound = plan.bind(len(tokens), seq_len)
     placement = resolve_sharding(sharding, batch_size, seq_len)

@@ -53,11 +53,6 @@ class Counters:
 
     def snapshot(self, batch_tokens: int) -> LoaderStats:
         """Returns the counts now, for batches of so many inputs."""
-        return LoaderStats(
-            batches=self.batches,
-            tokens=self.batches * batch_tokens,
-            wait_seconds=self.wait_seconds,
-            gather_seconds=self.gather_seconds,
-            transfer_seconds=self.transfer_seconds,
-            major_page_faults=self.major_page_faults,
-        )
+        waited, gathered, sent = self.wait_seconds, self.gather_seconds, self.transfer_seconds
+        tokens, faults = self.batches * batch_tokens, self.major_page_faults
+        return LoaderStats(self.batches, tokens, waited, gathered, sent, faults)

@@ -42,9 +42,7 @@ class TokenLoader(Generic[T]):
 
     Nothing is read before the first `next()`; from then on a background thread keeps `prefetch`
     batches ready. The order of samples depends on plan, tokens and seq_len alone. Use it from one thread.
-
-    A plan with an end raises StopIteration there, and a `for` over the loader afterwards makes
-    another pass from the beginning.
+    Where a plan has an end, a `for` over the loader afterwards makes another pass from the beginning.
 
     Args:
         tokens: from `open_tokens`. Stays open when the loader is closed.
@@ -54,8 +52,7 @@ class TokenLoader(Generic[T]):
             a subclass of `Plan`.
         sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len],
             over the devices of this process or of all. It may split rows, sequences or both, each over
-            one mesh axis or several, and replicates over the others. None: JAX's default device now, at
-            construction.
+            one mesh axis or several. None: JAX's default device now, at construction.
         prefetch: batches that may wait on the device, 1 or more; 2 is double buffering. Small ones
             (256 KiB at most together) are read and sent `1 + prefetch // 2` at a time.
         transform: a traceable function from a block, integers [batch_size, seq_len + 1] on the device,
