@@ -8,8 +8,6 @@
 Importing this does not import jax; the names that need it do, when first used.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

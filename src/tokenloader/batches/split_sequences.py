@@ -5,8 +5,6 @@ need no other device. Documents that begin or end before a shard reach it in one
 numbers a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

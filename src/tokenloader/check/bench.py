@@ -6,8 +6,6 @@ which a virtual disk may have. Warm are the same batches once more, now that the
 batch is waited for, so that its transfer and its transform are in the time.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ One pass over all tokens (`counts`), a small sample before it to see how they ar
 only at those documents that may be there twice (`repeats`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Counts: what one pass over all tokens counts of ids, documents and runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple

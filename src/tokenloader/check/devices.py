@@ -1,7 +1,5 @@
 """Devices: where batches can land, in every JAX backend that this process has."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -16,8 +16,6 @@ MIN_TOKENS tokens together:
 Uniformly random ids, which have no order of frequency, raise none of these.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -5,8 +5,6 @@ is often in the page cache. So a file that is copies for the most part takes har
 one without any.
 """
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

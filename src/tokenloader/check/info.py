@@ -1,7 +1,5 @@
 """Information about token files without a look at their tokens: at once at any size."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The state names the plan, and its batch sizes say which samples the step is made
 needed, no device and no jax.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,20 +19,13 @@ from tokenloader.tokens.token_array import TokenArray
 
 @dataclass(frozen=True)
 class Replayed:
-    """The samples and windows of one step, past or to come.
+    """What a step trained on, or will."""
 
-    Attributes:
-        samples: int64 [B], the global sample numbers of its rows.
-        starts: int64 [B], where their windows begin.
-        tokens: [B, T + 1], the windows, in the tokens' dtype.
-        documents: int64 [k, 2] for each row: where each document's part in the window begins and ends, on
-            the token axis. The first may have begun before the window, the last may go on after it.
-            None without eos_id.
-    """
-
-    samples: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    tokens: NDArray[Any]
+    samples: NDArray[np.int64]  # [B], the global sample numbers of its rows
+    starts: NDArray[np.int64]  # [B], where their windows begin
+    tokens: NDArray[Any]  # [B, T + 1], the windows
+    # [k, 2] for each row: where each document's part in the window begins and ends, on the token axis. The
+    # first may have begun before the window, the last may go on after it. None without eos_id.
     documents: list[NDArray[np.int64]] | None
 
 
@@ -44,10 +35,7 @@ def replay(
     """Returns the samples, windows, tokens and documents of any step, past or to come, in O(1).
 
     Args:
-        state: what `get_state` of the run returned, at any step. Steps after that one are taken to have
-            the batch_size that the run had then.
-        tokens: what the run trains on.
-        step: steps are counted from 0.
+        state: what `get_state` of the run returned. Later steps are taken to have its batch_size.
         eos_id: the token id after every document, and part of it.
 
     Raises:

@@ -1,7 +1,5 @@
 """Runs: stretches of one id repeated, as padding and holes in a file are."""
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ A buffer is its thread's, and is filled again for the thread's next chunk. So wh
 chunk must not be a view of it.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

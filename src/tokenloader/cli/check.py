@@ -1,7 +1,5 @@
 """`tokenloader check`: whether something is wrong with a token file."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The command line: `tokenloader` and its commands, a file each."""
 
-from __future__ import annotations
-
 import click
 
 from tokenloader.cli import bench, check, convert, info, replay, tokenize

@@ -1,7 +1,5 @@
 """The console: what a command prints, its error in one line, and its exit status."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

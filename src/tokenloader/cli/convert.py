@@ -1,7 +1,5 @@
 """`tokenloader convert`: a token file in another format or dtype."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`tokenloader info`: what a token file is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 

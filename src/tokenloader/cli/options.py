@@ -1,7 +1,5 @@
 """Options: the arguments and options that several commands have, and what is opened by them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`tokenloader replay`: what a step of a run trained on, or will."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

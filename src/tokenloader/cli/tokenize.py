@@ -1,7 +1,5 @@
 """`tokenloader tokenize`: text files to a token file."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

@@ -8,8 +8,6 @@ Opening reads the last document end and no more: with 10^7 documents an index ha
 Source: https://github.com/huggingface/datatrove/blob/main/src/datatrove/pipeline/tokens/tokenizer.py
 """
 
-from __future__ import annotations
-
 import os.path
 from pathlib import Path
 from typing import Any

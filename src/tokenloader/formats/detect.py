@@ -3,8 +3,6 @@
 A file is recognised by its bytes, its header is checked against its size, and its tokens are not read.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from numpy.typing import DTypeLike

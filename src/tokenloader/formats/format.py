@@ -4,8 +4,6 @@ To add a format, write a module with a function `find` and a constant FORMAT, an
 `detect.FORMATS`. A format that can be written has a Writer too.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

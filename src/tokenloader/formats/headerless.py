@@ -1,7 +1,5 @@
 """Headerless files, as nanoGPT and OLMo-core write: nothing but little-endian tokens, of a dtype given."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -6,8 +6,6 @@ is there, is checked against the size; other keys are ignored. Scripts that writ
 tofile keep such files; there is no specification.
 """
 
-from __future__ import annotations
-
 import json
 import os.path
 import reprlib

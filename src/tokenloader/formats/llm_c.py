@@ -5,8 +5,6 @@
 Source: https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

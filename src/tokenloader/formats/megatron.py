@@ -10,8 +10,6 @@ Opening reads no more than the two ends of an index: with 10^7 documents it has 
 Source: https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -8,8 +8,6 @@ Sources: https://github.com/safetensors/safetensors#format; huggingface_hub's se
 writes the index.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ silently make another data set is refused: several formats, training files with 
 NAME-00001-of-00004 with files missing.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

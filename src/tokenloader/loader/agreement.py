@@ -5,8 +5,6 @@ description; only where hashes differ the descriptions are gathered too, so that
 same error.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -28,11 +26,8 @@ def check_same_across_processes(what: str, enabled: bool) -> Iterator[dict[str, 
 
     An error in the block is compared too: what one process alone refuses must not leave the others waiting.
 
-    Args:
-        what: a name for the values compared, for the error.
-        enabled: False neither waits nor compares: the values are this process's own affair.
-
-    Yields a dict to fill with the values to compare, by name; JSON can hold each.
+    Yields a dict to fill with the values to compare, by name; JSON can hold each. `what` names them all in
+    the error. Where it is not enabled, they are this process's own affair.
 
     Raises:
         ValueError: on every process, if one has another value or an error: each difference, and whose.

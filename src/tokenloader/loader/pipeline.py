@@ -4,8 +4,6 @@ Each stage is a generator over the one before it and knows nothing of threads: i
 runs them all. The blocks that come out are on their way to the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple

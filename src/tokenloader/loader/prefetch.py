@@ -12,8 +12,6 @@ The thread holds the queues and the iterator and no reference to the Prefetcher,
 one is collected, and ends its thread.
 """
 
-from __future__ import annotations
-
 import atexit
 import threading
 import time

@@ -1,7 +1,5 @@
 """ReadAhead: announces windows to the disk before they are gathered, while announcing gains something."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -31,16 +29,12 @@ class ReadAhead:
     The first window of each group is probed (2 us) when nobody has asked for it yet: the windows are
     spread over the data, so the probes tell how much of it is cached. Probing goes on when announcing
     has stopped, and so announcing begins again when the cache is lost.
-
-    Args:
-        located: groups with their windows, in order.
-        depth: groups to announce ahead, 1 or more.
     """
 
     def __init__(
         self, located: Iterator[Located], depth: int, groups_without_miss: int = GROUPS_WITHOUT_MISS
     ) -> None:
-        self._located, self._depth = located, depth
+        self._located, self._depth = located, depth  # in order; groups to announce ahead
         self._ahead: deque[Located] = deque()
         self._groups_without_miss = groups_without_miss
         self._num_to_announce = groups_without_miss

@@ -1,7 +1,5 @@
 """LoaderSetup: the arguments of a loader, checked, and what its processes compare of them."""
 
-from __future__ import annotations
-
 import hashlib
 import operator
 import re

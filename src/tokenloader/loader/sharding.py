@@ -5,8 +5,6 @@ target of a shard is the first input of the next. So a block has a column more f
 device shifts its own, and nothing is sent twice.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import warnings
@@ -130,16 +128,10 @@ class Placement:
 def resolve_sharding(sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int) -> Placement:
     """Returns the placement of batches by a sharding.
 
-    Args:
-        sharding: a device, a sharding of [batch_size, seq_len], or None for JAX's default device now
-            (other threads do not see it, so call this on the user's).
-        batch_size: rows of the global batch.
-        seq_len: inputs in a row.
+    None is JAX's default device now (other threads do not see it, so call this on the user's).
 
-    Raises:
-        TypeError: sharding is none of these.
-        ValueError: batch_size or seq_len does not divide over the sharding; or the sharding has more than
-            two axes, no device of this process, or devices of some processes of the program and not all.
+    Raises TypeError or ValueError: sharding is none; batch_size or seq_len does not divide over it; or it
+    has more than two axes, no device of this process, or devices of some of the processes and not all.
     """
     if sharding is None:
         sharding = default_device()

@@ -1,7 +1,5 @@
 """Statistics: what a loader counts while it runs, and the snapshot that a user gets."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

@@ -1,7 +1,5 @@
 """Steps: the windows of each step of a run, computed from its cursor, many steps at a time. No jax."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

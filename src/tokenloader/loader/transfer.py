@@ -25,8 +25,6 @@ collective, so the block is cut here: the windows of a shard lie together, and e
 Transfers run on the background thread, which runs no jit and no collective.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -67,12 +65,8 @@ def transfer(
         windows: [m, placement.window_len], in the order of `gather_starts`.
         valid_targets: int32 [num_steps, n, 1], targets that count in each row of this process; or None.
 
-    Returns:
-        The block, [batch_size, columns], and valid_targets, [batch_size, 1]; both with a first axis of
-        num_steps where that is more than 1.
-
-    Raises:
-        ValueError: an id does not fit in int32, in which batches hold ids.
+    Returns the block, [batch_size, columns], and valid_targets, [batch_size, 1]; both with a first axis of
+    num_steps where that is more than 1. Raises ValueError if an id does not fit in int32.
     """
     windows = _narrowed(windows)
     steps = () if num_steps == 1 else (num_steps,)

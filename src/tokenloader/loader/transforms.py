@@ -6,8 +6,6 @@ are kept for as long as their transform lives, and refer to it weakly: the loade
 counts.
 """
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Windows: a random-access source of the windows of a TokenArray, in file order."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any, NoReturn, SupportsIndex
 

@@ -108,9 +108,7 @@ class Cursor(NamedTuple):
     def samples(self, step: int) -> NDArray[np.int64]:
         """Returns the sample numbers of any step of the run, past or to come: int64 [batch size then].
 
-        Raises:
-            ValueError: step is negative, or past the plan's end.
-            TypeError: step is no integer.
+        Raises ValueError if the step is negative or past the plan's end, TypeError if it is no integer.
         """
         step = operator.index(step)
         if step < 0:

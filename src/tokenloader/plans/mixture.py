@@ -1,7 +1,5 @@
 """Mixture: several ranges of the token axis, drawn from in fixed proportions."""
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Mapping, Sized

@@ -1,7 +1,5 @@
 """Names of plans: from the key in a saved state back to the plan. The text is parsed, never run."""
 
-from __future__ import annotations
-
 import ast
 
 from tokenloader.plans.mixture import Mixture

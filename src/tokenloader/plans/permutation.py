@@ -10,8 +10,6 @@ Sources: Black, Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), 
 Appleby's MurmurHash3 for the multipliers of the hash.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -30,12 +28,9 @@ def permute(index: NDArray[np.uint64], n: int, key: NDArray[np.uint64]) -> NDArr
     """Returns where a keyed permutation of [0, n) sends each index.
 
     Args:
-        index: uint64 [m], each below n.
+        index: uint64 [m], each below n, as are the results, which differ where the indices do.
         n: size of the domain, 1 <= n < 2**62.
         key: uint64 [NUM_ROUNDS] for all, or [NUM_ROUNDS, m]: a key for each index.
-
-    Returns:
-        uint64 [m], each below n. For a fixed key, different indices give different results.
     """
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)

@@ -1,7 +1,5 @@
 """RandomWindows: windows drawn uniformly, with replacement, without end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SequentialWindows: one pass in file order, every target once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ShuffledEpochs: every window of an epoch exactly once, in an order of the epoch's own."""
 
-from __future__ import annotations
-
 import operator
 from dataclasses import dataclass
 

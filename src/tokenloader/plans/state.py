@@ -49,10 +49,8 @@ class RunState:
 def from_dict(state: Mapping[str, Any]) -> RunState:
     """Reads what to_dict wrote. Integers may have become arrays, as checkpointers make them.
 
-    Raises:
-        TypeError: it is not a mapping.
-        ValueError: the version is another one, a field is missing, unknown or not as to_dict writes
-            it, or step, sample and batch_sizes contradict each other.
+    Raises TypeError if state is not a mapping; ValueError if its version is another one, a field is not as
+    to_dict writes it, or step, sample and batch_sizes contradict each other.
     """
     if not isinstance(state, Mapping):
         raise TypeError(

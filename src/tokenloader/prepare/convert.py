@@ -1,7 +1,5 @@
 """Converting: token files of any format that can be read, to one of any format that can be written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterable, Iterator

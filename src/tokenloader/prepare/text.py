@@ -1,7 +1,5 @@
 """Text: documents as strings, one after the other, from JSON lines, Parquet and plain files."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import io

@@ -5,8 +5,6 @@ next ones. The order of the tokens is that of the files and of the documents in 
 number of cores.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

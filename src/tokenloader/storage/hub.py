@@ -5,8 +5,6 @@ is the address, and an answer within seconds where the client would go on trying
 the Hub cannot be reached and the file is not in the cache.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _SCHEME = "hf://"

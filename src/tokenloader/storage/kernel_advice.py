@@ -13,8 +13,6 @@ needs Linux 5.14. On other systems than Linux `start_reading` does nothing; ther
 Sources: madvise(2), process_madvise(2), mincore(2).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

@@ -3,8 +3,6 @@
 The memory of a mapping ends with the last reference to its array.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Sources: proc_meminfo(5); the kernel's Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path

@@ -5,8 +5,6 @@ when the last byte is in; from then on nobody writes to it. If the reading is st
 memory ends with the threads.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
@@ -18,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tokenloader.formats.extent import Extent
 
@@ -87,6 +84,8 @@ class RamFill:
         self.error: Exception | None = None
         self._read, self._files, self._stopped = read, files, False
         self._lock = threading.Lock()  # guards the chunks and the progress bar
+        from tqdm import tqdm  # which takes 25 ms, and most programs map their files
+
         self._progress = tqdm(
             total=num_bytes,
             desc="reading tokens into RAM",

@@ -20,8 +20,6 @@ touched: records are read where a window lies within one array, and nowhere else
 arrays is copied array by array.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Located windows: windows whose place in memory is computed once, to be read ahead and copied later."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Opening: makes one TokenArray of whatever a person has token ids in."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Reading in order: tokens read from files into buffers, which is faster than to fault in mapped pages."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from itertools import accumulate

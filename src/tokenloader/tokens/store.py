@@ -7,8 +7,6 @@ Every TokenArray, and every view of one, refers to its store until it is closed.
 that still reads, end with the last reference. A fill does not refer to the store.
 """
 
-from __future__ import annotations
-
 import errno
 import weakref
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ A header tells the number of tokens, which is known last. So room for it is left
 the formats allow a header to be padded (safetensors with spaces, .npy likewise) or fix its length (llm.c).
 """
 
-from __future__ import annotations
-
 import io
 import os
 import secrets
