@@ -93,6 +93,31 @@ def test_an_item_that_is_peeked_at_counts_as_waiting_until_it_is_popped(start):
         prefetcher.pop()
 
 
+def test_an_item_may_be_looked_at_without_waiting_once_it_is_made(start):
+    going = threading.Event()
+    prefetcher = start((going.wait() and i for i in range(3)), 2)
+    assert prefetcher.peek_if_there() is None
+    going.set()
+    for i in range(3):
+        assert eventually(lambda: prefetcher.peek_if_there() is not None)
+        assert prefetcher.peek_if_there() == take(prefetcher) == i
+
+
+@pytest.mark.parametrize("error", [StopIteration, OSError])
+def test_the_end_and_an_error_are_not_there_to_look_at_and_stay_to_be_raised(start, error):
+    def source_that_ends():
+        if error is not StopIteration:
+            raise error
+        yield from ()
+
+    prefetcher = start(source_that_ends(), 2)
+    assert has_ended(prefetcher.thread)
+    for _ in range(3):
+        assert prefetcher.peek_if_there() is None
+    with pytest.raises(error):
+        prefetcher.peek()
+
+
 def test_items_run_on_a_daemon_thread_of_their_own_and_one_only(start):
     seen = []
     prefetcher = start((seen.append(threading.current_thread()) or i for i in range(5)), 2)

@@ -8,6 +8,8 @@ import time
 import weakref
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import eventually, planned_rows, random_tokens, watched_tokens
@@ -51,6 +53,49 @@ def test_blocks_that_are_handed_out_raw_are_made_one_by_one(prefetch):
             assert eventually(lambda taken=taken: len(made) == taken + prefetch)
             time.sleep(0.01)
             assert len(made) == taken + prefetch
+
+
+LARGE = 8, 9000  # 144,016 bytes a batch: sent alone, also with prefetch=2
+
+
+def test_the_transform_of_a_large_batch_is_launched_while_the_one_before_it_is_used():
+    made, launched = [], []
+
+    def transform(block):
+        jax.debug.callback(lambda: launched.append(1))
+        return block
+
+    tokens = watched_tokens(lambda: made.append(1), random_tokens(100_000))
+    with tl.TokenLoader(tokens, *LARGE, transform=transform) as loader:
+        next(loader)
+        assert eventually(lambda: len(made) == 3)
+        next(loader)
+        assert eventually(lambda: len(launched) == 3)
+        assert loader.step == loader.stats.batches == 2
+        time.sleep(0.01)
+        assert len(made) == 4  # the one that is launched still counts as prefetched
+        np.testing.assert_array_equal(next(loader), loader.window_tokens(2))
+
+
+def test_an_error_of_a_transform_launched_early_comes_when_its_batch_is_asked_for():
+    made, plan = [], tl.RandomWindows(seed=0)
+    first_of_step_2 = int(plan.bind(100_000, LARGE[1]).window_starts([2 * LARGE[0]])[0])
+
+    def nan_in_step_2(block):
+        return jnp.where(block[0, 0] == first_of_step_2, jnp.nan, 1.0)
+
+    tokens = watched_tokens(lambda: made.append(1), np.arange(100_000, dtype=np.uint32))
+    with (
+        jax.debug_nans(True),  # noqa: FBT003
+        tl.TokenLoader(tokens, *LARGE, plan=plan, transform=nan_in_step_2) as loader,
+    ):
+        assert next(loader) == 1.0
+        assert eventually(lambda: len(made) == 3)
+        assert next(loader) == 1.0
+        for _ in range(2):
+            with pytest.raises(FloatingPointError):
+                next(loader)
+            assert loader.step == 2
 
 
 def test_a_slow_source_is_waited_for_and_the_wait_is_counted():

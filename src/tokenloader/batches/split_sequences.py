@@ -12,13 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from tokenloader.batches.batch import (
-    Batch,
-    Before,
-    SegmentDocuments,
-    mask_repeated_targets,
-    next_token,
-)
+from tokenloader.batches.batch import Batch, Before, SegmentDocuments, mask_repeated_targets, next_token
 
 
 def on_shards(

@@ -108,6 +108,13 @@ class Prefetcher(Generic[T]):
                 del item, first
         return item  # type: ignore[return-value] # the queue has items and an _End
 
+    def peek_if_there(self) -> T | None:
+        """Returns the next item, if it is made already; None if not, at the end or an error."""
+        first = self._first
+        if not first and not self._ready.empty():
+            first.extend(starmap(self._ready.get, [()]))
+        return None if not first or isinstance(first[0], _End) else first[0]  # type: ignore[return-value]
+
     def pop(self) -> None:
         """Removes the item that was peeked at; another may be made in its place."""
         calls: list[Callable[[], None]] = [self._first.clear, self._permit]

@@ -1,7 +1,7 @@
 """TokenLoader: batches in the order of a plan, on the device, ahead of the training loop.
 
 A loader is a cursor, a prefetcher and a transform. One background thread runs the pipeline; the caller's
-thread peeks at its next block, runs the transform under jit, moves the cursor and pops the block. The two
+thread peeks at its next block, launches the transform, pops the block and moves the cursor. The two
 threads share the Prefetcher's queues, and the counters, of which each writes its own.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 
 import jax
@@ -148,8 +149,11 @@ class TokenLoader(Generic[T]):
         self._cursor = setup.cursor
         self._prefetcher: Prefetcher[Block] | None = None
         self._made: _Made | None = None
-        self._closed = False
-        self._finished = False
+        # Made of the next block to pop. On CPUs large batches take 0.8 of the time with it, grouped ones as
+        # much as without. Several processes launch all in one order, so there none may look what is there.
+        self._early: _Made | None = None
+        self._launches_early = setup.placement.is_local and setup.group_size == 1 and transform is not None
+        self._closed = self._finished = False
 
     def __iter__(self) -> Self:
         if self._finished:
@@ -177,6 +181,8 @@ class TokenLoader(Generic[T]):
         if made is None or step >= made.step + len(made.batches):
             made = self._make(step)
         batch: T = made.batches[step - made.step]
+        if self._launches_early:
+            self._launch_early(step + 1)
         self._cursor = self._cursor.advance()
         made.batches[step - made.step] = None  # whoever has the batch decides how long it lives
         self._counters.batches += 1
@@ -222,8 +228,7 @@ class TokenLoader(Generic[T]):
 
         Raises:
             ValueError: plan, seq_len or data differ and strict is True (each difference is listed); or
-                state is not what get_state returns, or of a newer release.
-            TypeError: state is not a mapping.
+                state is not what get_state returns, or of a newer release. TypeError if it is no mapping.
         """
         with check_same_across_processes("states for set_state", not self._placement.is_local) as given:
             saved = from_dict(state)
@@ -244,11 +249,8 @@ class TokenLoader(Generic[T]):
     def window_starts(self, step: int) -> NDArray[np.int64]:
         """Returns where the windows of batch number `step` begin: int64 [batch_size], in O(1) for any step.
 
-        Steps are counted from 0 from the run's beginning. Steps before a state that was resumed from have
-        the batch_size they had then. Nothing is read.
-
-        Raises:
-            ValueError: step is negative or past the plan's end.
+        Steps are counted from 0 from the run's beginning; those before a state that was resumed from have
+        the batch_size they had then. ValueError if step is negative or past the plan's end.
         """
         return self._cursor.window_starts(step)
 
@@ -273,16 +275,31 @@ class TokenLoader(Generic[T]):
         self.close()
 
     def _make(self, step: int) -> _Made:
-        """Launches the transform on the block that has a step; does not wait for the device."""
+        """Takes the block that has a step, its transform launched; does not wait for the device."""
         prefetcher = self._prefetcher
         if prefetcher is None:
             blocks = produce(self.tokens, self._cursor, self._placement, self._group_size, self._counters)
             prefetcher = Prefetcher(blocks, self.prefetch // self._group_size)
             self._prefetcher = prefetcher
-        block = self._wait_for(prefetcher)
-        while block.step + block.num_steps <= step:  # an interrupt came before it was popped
-            prefetcher.pop()
+        made, self._early = self._early, None
+        if made is None or made.step != step:
             block = self._wait_for(prefetcher)
+            while block.step + block.num_steps <= step:  # an interrupt came before it was popped
+                prefetcher.pop()
+                block = self._wait_for(prefetcher)
+            made = self._launch(block)
+        self._made = made
+        prefetcher.pop()
+        return made
+
+    def _launch_early(self, step: int) -> None:
+        """Launches the transform on a step's block, if it is there, while the batch before it is used."""
+        block = None if self._prefetcher is None else self._prefetcher.peek_if_there()
+        if block is not None and block.step == step and self._early is None:
+            with suppress(Exception):  # which comes again when the batch is asked for
+                self._early = self._launch(block)
+
+    def _launch(self, block: Block) -> _Made:
         batches: tuple[Any, ...]
         with TraceAnnotation("tokenloader.transform"), mesh_context(self._placement.mesh):
             if self._make_batches is None:
@@ -291,9 +308,7 @@ class TokenLoader(Generic[T]):
                 batches = self._make_batches(block.tokens)
             else:
                 batches = self._make_batches(block.tokens, block.valid_targets)
-        self._made = made = _Made(block.step, list(batches[: block.num_steps]))
-        prefetcher.pop()
-        return made
+        return _Made(block.step, list(batches[: block.num_steps]))
 
     def _wait_for(self, prefetcher: Prefetcher[Block]) -> Block:
         try:
@@ -318,7 +333,7 @@ class TokenLoader(Generic[T]):
         # Let go of first: Ctrl-C must leave no prefetcher that has ended, nor one without the batches
         # that were made of the blocks before its first.
         prefetcher, self._prefetcher = self._prefetcher, None
-        self._made = None
+        self._made = self._early = None
         if prefetcher is not None:
             prefetcher.stop(wait=wait)
 

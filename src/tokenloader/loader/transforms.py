@@ -15,13 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from tokenloader.batches.batch import (
-    Batch,
-    SegmentDocuments,
-    Transform,
-    mask_repeated_targets,
-    next_token,
-)
+from tokenloader.batches.batch import Batch, SegmentDocuments, Transform, mask_repeated_targets, next_token
 from tokenloader.batches.split_sequences import on_shards, on_whole_rows
 from tokenloader.loader.sharding import Placement
 

@@ -118,7 +118,6 @@ class Mixture(Plan):
         return _BoundMixture(self, plans, Proportions.of_weights(self.weights))
 
     def _named(self, plan: str) -> str:
-        """Returns the mixture's name, with this name for its plan."""
         pairs = zip(self.ranges, self.weights, strict=True)
         sources = ", ".join(f"{source}: {weight}" for source, weight in pairs)
         return f"{type(self).__qualname__}({{{sources}}}, {plan})"
@@ -154,7 +153,7 @@ class _BoundMixture(BoundPlan):
         return starts.reshape(index.shape)
 
     def valid_targets(self, samples: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Returns those of the plan, for one source; several sources have plans without."""
+        # Several sources have plans without, which `bind` sees to.
         return self.plans[0].valid_targets(samples)
 
     def key(self, until_sample: int) -> str:

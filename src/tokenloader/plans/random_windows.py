@@ -13,10 +13,8 @@ from tokenloader.plans.plan import BoundPlan, Plan, checked_samples, checked_see
 class RandomWindows(Plan):
     """Windows drawn uniformly with replacement, without end.
 
-    Every start from 0 to num_tokens - seq_len - 1 is equally likely (to within num_tokens / 2**64).
-
-    Args:
-        seed: 0 <= seed < 2**64.
+    Every start from 0 to num_tokens - seq_len - 1 is equally likely (to within num_tokens / 2**64), for a
+    seed of 0 <= seed < 2**64.
 
     Example:
         >>> plan = RandomWindows(seed=0).bind(num_tokens=10**10, seq_len=1024)

@@ -39,7 +39,7 @@ class _BoundSequentialWindows(BoundPlan):
         return -(-(self.num_tokens - 1) // self.seq_len)
 
     def window_starts(self, samples: ArrayLike) -> NDArray[np.int64]:
-        """Returns starts as every plan; samples past the end repeat the last window."""
+        # Samples past the end repeat the last window.
         index = checked_samples(samples).astype(np.int64)
         starts: NDArray[np.int64] = np.minimum(index, self.num_samples - 1) * self.seq_len
         return np.minimum(starts, self.num_tokens - 1 - self.seq_len)

@@ -55,12 +55,7 @@ class ShuffledEpochs(Plan):
     def bind(self, num_tokens: int, seq_len: int) -> BoundPlan:
         """See `Plan.bind`."""
         num_tokens, seq_len = checked_window(num_tokens, seq_len)
-        return _BoundShuffledEpochs(self, num_tokens, seq_len, windows_per_epoch(num_tokens, seq_len))
-
-
-def windows_per_epoch(num_tokens: int, seq_len: int) -> int:
-    """Returns the windows of an epoch: as many in every epoch, so that a sample's epoch is a division."""
-    return max(1, num_tokens // seq_len - 1)
+        return _BoundShuffledEpochs(self, num_tokens, seq_len, max(1, num_tokens // seq_len - 1))
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class _BoundShuffledEpochs(BoundPlan):
     plan: ShuffledEpochs
     num_tokens: int
     seq_len: int
-    num_windows: int  # in an epoch
+    num_windows: int  # in every epoch, so that a sample's epoch is a division
 
     @property
     def num_samples(self) -> int | None:
