@@ -149,10 +149,10 @@ class TokenLoader(Generic[T]):
         self._cursor = setup.cursor
         self._prefetcher: Prefetcher[Block] | None = None
         self._made: _Made | None = None
-        # Made of the next block to pop. On CPUs large batches take 0.8 of the time with it, grouped ones as
-        # much as without. Several processes launch all in one order, so there none may look what is there.
+        # Made of the next block to pop. On CPUs batches of 256x1024 take 0.75 of the time with it.
+        # Several processes launch all in one order, so there none may look what is there.
         self._early: _Made | None = None
-        self._launches_early = setup.placement.is_local and setup.group_size == 1 and transform is not None
+        self._launches_early = setup.placement.is_local and transform is not None
         self._closed = self._finished = False
 
     def __iter__(self) -> Self:

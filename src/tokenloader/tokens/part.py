@@ -16,9 +16,7 @@ class Part(NamedTuple):
     """Consecutive tokens of an axis."""
 
     array: NDArray[Any]  # the memory, [num_tokens], contiguous
-    held: Literal["mapped", "filling", "ram"] = (
-        "ram"  # "filling": mapped, until a RamFill has read the file
-    )
+    held: Literal["mapped", "filling", "ram"] = "ram"  # filling: mapped, until a RamFill has read the file
     extent: Extent | None = None  # all tokens of the file; None for an array that was given
     first: int = 0  # number of the extent's token that is array[0]
 
