@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
-# Test files that start processes, or compile for many meshes: two thirds of the time of all tests.
+# Test files that start processes, compile for many meshes, or try very many cases: two thirds of the time of all tests.
 SLOW_FILES = (
     "batches/test_split_sequences.py",
+    "docs/test_benchmarks.py",
     "docs/test_examples.py",
+    "loader/test_checkpoints.py",
     "loader/test_devices.py",
     "loader/test_loader_processes.py",
     "loader/test_processes.py",
+    "loader/test_resume.py",
+    "loader/test_token_loader_interrupts.py",
+    "plans/test_permutation.py",
     "storage/test_hub.py",
+    "typing/test_typing.py",
 )
 
 _EIGHT = "--xla_force_host_platform_device_count=8"
