@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-# Test files that start processes, compile for many meshes, or try very many cases: two thirds of the time of all tests.
+# Test files that start processes, compile for many meshes, or try very many cases.
 SLOW_FILES = (
     "batches/test_split_sequences.py",
+    "check/test_check.py",
+    "check/test_runs.py",
     "docs/test_benchmarks.py",
+    "docs/test_command_line_page.py",
     "docs/test_examples.py",
     "loader/test_checkpoints.py",
     "loader/test_devices.py",
@@ -19,6 +22,7 @@ SLOW_FILES = (
     "loader/test_processes.py",
     "loader/test_resume.py",
     "loader/test_token_loader_interrupts.py",
+    "plans/test_mixture.py",
     "plans/test_permutation.py",
     "storage/test_hub.py",
     "typing/test_typing.py",
