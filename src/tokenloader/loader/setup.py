@@ -25,7 +25,6 @@ class LoaderSetup:
     """What a loader was given, checked, and what follows from it."""
 
     tokens: TokenArray
-    plan: Plan
     prefetch: int
     transform: Callable[[jax.Array], Any] | None
     cursor: Cursor  # at the beginning of the run
@@ -76,7 +75,7 @@ def check_setup(
         batch_bytes = batch_size * (seq_len + 1) * tokens.dtype.itemsize
         group = group_size(batch_bytes // len(processes_of(placement.sharding)), prefetch)
     cursor = Cursor.begin(bound, batch_size)
-    return LoaderSetup(tokens, plan, prefetch, transform, cursor, placement, group)
+    return LoaderSetup(tokens, prefetch, transform, cursor, placement, group)
 
 
 def _stable_name(value: object) -> str:

@@ -196,7 +196,7 @@ class TokenLoader(Generic[T]):
 
     @property
     def step(self) -> int:
-        """The number of the next batch; of the batches handed out since the run began."""
+        """Number of the next batch: as many were handed out since the run began."""
         return self._cursor.step
 
     def get_state(self) -> dict[str, int | str]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.plans.plan import BoundPlan, checked_window_starts
+from tokenloader.plans.plan import BoundPlan, checked_window_starts, masks_targets
 
 
 class Stretch(NamedTuple):
@@ -132,11 +132,6 @@ class Cursor(NamedTuple):
         """Returns the cursor where another run stopped, with this cursor's batch size from there on."""
         batch_size = self.schedule.last.batch_size
         return Cursor.at(self.plan, schedule.changed(step, batch_size), step)
-
-
-def masks_targets(plan: BoundPlan) -> bool:
-    """Whether the plan says which targets count."""
-    return plan.valid_targets(np.empty(0, np.int64)) is not None
 
 
 def probe(plan: BoundPlan, until_sample: int) -> str:

@@ -20,6 +20,7 @@ from tokenloader.plans.plan import (
     checked_samples,
     checked_window,
     checked_window_starts,
+    masks_targets,
 )
 from tokenloader.plans.proportions import Proportions
 
@@ -109,7 +110,7 @@ class Mixture(Plan):
         except ValueError as error:
             raise ValueError(f"Mixture: {shortest}: {error}") from None
         plans = tuple(self.plan.bind(len(source), seq_len) for source in self.ranges)
-        if len(plans) > 1 and plans[0].valid_targets(np.empty(0, np.int64)) is not None:
+        if len(plans) > 1 and masks_targets(plans[0]):
             raise ValueError(
                 f"Mixture: {self.plan} counts each target once, and {len(plans)} sources do not come to "
                 f"their ends together; evaluate each with a loader of its own, the first with "

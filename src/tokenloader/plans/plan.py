@@ -116,6 +116,11 @@ def checked_window_starts(plan: BoundPlan, samples: NDArray[np.int64]) -> NDArra
     return starts.astype(np.int64, copy=False)
 
 
+def masks_targets(plan: BoundPlan) -> bool:
+    """Whether the plan says which targets count."""
+    return plan.valid_targets(np.empty(0, np.int64)) is not None
+
+
 def checked_window(num_tokens: int, seq_len: int) -> tuple[int, int]:
     """Returns both as Python integers (numpy's wrap around); ValueError if no window fits the tokens."""
     num_tokens, seq_len = operator.index(num_tokens), operator.index(seq_len)
