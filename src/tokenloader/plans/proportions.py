@@ -96,9 +96,9 @@ def left_count(n: NDArray[np.uint64], a: int, b: int) -> NDArray[np.uint64]:
     """
     q = n // np.uint64(b)
     r = n - q * np.uint64(b)
-    if b < 2**31:  # 2 * r * a + b is below 2**64
+    if 2 * a * int(r.max(initial=0)) + b < 2**64:
         share = (r * np.uint64(2 * a) + np.uint64(b)) // np.uint64(2 * b)
-    else:  # weights that are counts of tokens, say: Python's integers, a tenth of a microsecond each
+    else:  # late samples, of weights such as counts of tokens: Python's integers, 0.3 us each
         share = _rounded_share(r.astype(object), a, b).astype(np.uint64)
     count: NDArray[np.uint64] = q * np.uint64(a) + share
     return count
