@@ -19,6 +19,22 @@ from tokenloader.formats.detect import locate
 from tokenloader.loader.sharding import Placement
 
 DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
+SOURCES = ["array", "mmap", "ram", "sharded mmap", "sharded ram"]  # of the loader's fixture `sources`
+PLANS = [
+    tl.RandomWindows(seed=1),
+    tl.ShuffledEpochs(seed=1),
+    tl.ShuffledEpochs(seed=2, num_epochs=3),
+    tl.SequentialWindows(),
+]
+NAMED_PLANS = [
+    tl.RandomWindows(seed=2**64 - 1),
+    tl.ShuffledEpochs(seed=1),
+    tl.ShuffledEpochs(seed=2, num_epochs=30),
+    tl.SequentialWindows(),
+    tl.Mixture({range(300): 0.7, range(400, 997): 0.3}, tl.ShuffledEpochs(seed=4, num_epochs=30)),
+    tl.Mixture({range(100, 900): 1}, tl.SequentialWindows()),
+    tl.Mixture({range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))),
+]  # over 997 tokens: each plan that a key names, with its arguments at their limits
 
 
 def random_tokens(num_tokens=997):

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import NAMED_PLANS
 
 import tokenloader as tl
 from tokenloader.check.replay import replay
@@ -14,15 +15,6 @@ from tokenloader.check.replay import replay
 N = 997
 TOKENS = np.random.default_rng(0).integers(0, 50, N).astype(np.uint16)
 EOT = 7
-PLANS = [
-    tl.RandomWindows(seed=2**64 - 1),
-    tl.ShuffledEpochs(seed=1),
-    tl.ShuffledEpochs(seed=2, num_epochs=30),
-    tl.SequentialWindows(),
-    tl.Mixture({range(300): 0.7, range(400, 997): 0.3}, tl.ShuffledEpochs(seed=4, num_epochs=30)),
-    tl.Mixture({range(100, 900): 1}, tl.SequentialWindows()),
-    tl.Mixture({range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))),
-]
 
 
 @pytest.fixture
@@ -44,7 +36,7 @@ def saved_after(tokens, plan, sizes, seq_len=20):
     return state, loader
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=repr)
+@pytest.mark.parametrize("plan", NAMED_PLANS, ids=repr)
 def test_every_step_is_what_the_loader_says_it_is(tokens, plan):
     state, loader = saved_after(tokens, plan, [2, 5, 3])
     for step in range(11):
@@ -86,7 +78,7 @@ def test_a_window_of_one_document_is_one_span(tokens):
 
 
 def test_it_needs_neither_jax_nor_a_loader(tmp_path, tokens):
-    state, loader = saved_after(tokens, PLANS[4], [2, 3])
+    state, loader = saved_after(tokens, NAMED_PLANS[4], [2, 3])
     TOKENS.tofile(tmp_path / "a.bin")
     (tmp_path / "state.json").write_text(json.dumps(state))
     code = f"""if True:
@@ -105,7 +97,7 @@ def test_it_needs_neither_jax_nor_a_loader(tmp_path, tokens):
 
 
 def test_other_tokens_are_refused_with_what_differs(tokens):
-    state, _ = saved_after(tokens, PLANS[0], [2])
+    state, _ = saved_after(tokens, NAMED_PLANS[0], [2])
     other = tl.open_tokens(TOKENS[:-1].copy())
     with pytest.raises(ValueError, match="is not what this state was saved with") as caught:
         replay(state, other, 0)
@@ -133,12 +125,12 @@ def test_what_is_no_state_is_refused(tokens):
 
 def test_a_state_whose_windows_were_others_is_refused(tokens):
     # As those of another release would be, whose plan of the same name draws other windows.
-    state, _ = saved_after(tokens, PLANS[0], [2])
+    state, _ = saved_after(tokens, NAMED_PLANS[0], [2])
     with pytest.raises(ValueError, match=r"probe: saved 0123456789abcdef, here .* another release"):
         replay({**state, "probe": "0123456789abcdef"}, tokens, 0)
 
 
 def test_a_plan_of_ones_own_is_refused_with_the_way_in_python(tokens):
-    state, _ = saved_after(tokens, PLANS[0], [2])
+    state, _ = saved_after(tokens, NAMED_PLANS[0], [2])
     with pytest.raises(ValueError, match=r"plan is EveryTen\(\), which is none of RandomWindows"):
         replay({**state, "plan": "EveryTen()"}, tokens, 0)

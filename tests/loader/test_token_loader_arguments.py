@@ -10,18 +10,12 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from helpers import planned_rows, random_tokens
+from helpers import PLANS, planned_rows, random_tokens
 
 import tokenloader as tl
 
 TOKENS = random_tokens()
 N = len(TOKENS)
-PLANS = [
-    tl.RandomWindows(seed=1),
-    tl.ShuffledEpochs(seed=1),
-    tl.ShuffledEpochs(seed=2, num_epochs=3),
-    tl.SequentialWindows(),
-]
 rows_of = partial(planned_rows, TOKENS)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import planned_rows, random_tokens
+from helpers import PLANS, SOURCES, planned_rows, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,13 +17,6 @@ import tokenloader as tl
 
 TOKENS = random_tokens()
 N = len(TOKENS)
-PLANS = [
-    tl.RandomWindows(seed=1),
-    tl.ShuffledEpochs(seed=1),
-    tl.ShuffledEpochs(seed=2, num_epochs=3),
-    tl.SequentialWindows(),
-]
-SOURCES = ["array", "mmap", "ram", "sharded mmap", "sharded ram"]
 EOT = 7
 rows_of = partial(planned_rows, TOKENS)
 

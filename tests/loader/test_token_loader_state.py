@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from helpers import eventually, naive_gather, planned_rows, random_tokens, watched_tokens
+from helpers import PLANS, SOURCES, eventually, naive_gather, planned_rows, random_tokens, watched_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,13 +15,6 @@ from tokenloader.plans.cursor import probe
 
 TOKENS = random_tokens()
 N = len(TOKENS)
-PLANS = [
-    tl.RandomWindows(seed=1),
-    tl.ShuffledEpochs(seed=1),
-    tl.ShuffledEpochs(seed=2, num_epochs=3),
-    tl.SequentialWindows(),
-]
-SOURCES = ["array", "mmap", "ram", "sharded mmap", "sharded ram"]
 rows_of = partial(planned_rows, TOKENS)
 
 

@@ -4,23 +4,14 @@ import re
 
 import numpy as np
 import pytest
+from helpers import NAMED_PLANS
 
-import tokenloader as tl
 from tokenloader.plans.names import bind_named
 
 N = 997
-PLANS = [
-    tl.RandomWindows(seed=2**64 - 1),
-    tl.ShuffledEpochs(seed=1),
-    tl.ShuffledEpochs(seed=2, num_epochs=30),
-    tl.SequentialWindows(),
-    tl.Mixture({range(300): 0.7, range(400, 997): 0.3}, tl.ShuffledEpochs(seed=4, num_epochs=30)),
-    tl.Mixture({range(100, 900): 1}, tl.SequentialWindows()),
-    tl.Mixture({range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))),
-]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=repr)
+@pytest.mark.parametrize("plan", NAMED_PLANS, ids=repr)
 def test_the_key_of_a_plan_gives_the_plan(plan):
     bound = plan.bind(N, 20)
     for until_sample in (0, 7, 50):
