@@ -125,6 +125,30 @@ def open_documents(documents):
     return tokens, Documents(keys, starts, lengths, np.full(len(keys), -1))
 
 
+def run_python(code):
+    """Runs code in a process of its own, warnings being errors; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def assert_same_batches(sharded, single, where):
+    """Batches over many devices are those of one device, and each device holds its part of them."""
+    for many, one in zip(sharded, single, strict=True):
+        assert jax.tree.structure(many) == jax.tree.structure(one)
+        for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
+            assert a.sharding.is_equivalent_to(where, 2)
+            np.testing.assert_array_equal(a, b, strict=True)
+            for shard in a.addressable_shards:
+                np.testing.assert_array_equal(shard.data, np.asarray(b)[shard.index])
+
+
 def run_cli(*arguments, **kwargs):
     """Runs the command line in a process of its own."""
     return subprocess.run(

@@ -4,14 +4,13 @@ import ast
 import doctest
 import importlib
 import inspect
-import subprocess
-import sys
 import types
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import run_python
 
 import tokenloader as tl
 
@@ -51,22 +50,10 @@ def test_jax_enters_in_named_files_only(file):
     assert needs_jax == (file in JAX_FILES)
 
 
-def run(code):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 def test_tokens_and_plans_need_neither_jax_nor_the_hub(tmp_path):
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "a.bin")
     assert (
-        run(f"""if True:
+        run_python(f"""if True:
         import sys
         import tokenloader as tl
         dir(tl), tl.__all__, tl.__version__
@@ -109,7 +96,7 @@ def test_all_is_the_public_names():
 
 def test_dir_is_all_before_and_after_the_lazy_names_are_used():
     assert dir(tl) == sorted(tl.__all__)
-    assert run("import tokenloader as tl; print(dir(tl) == sorted(tl.__all__))") == "True\n"
+    assert run_python("import tokenloader as tl; print(dir(tl) == sorted(tl.__all__))") == "True\n"
 
 
 def test_an_unknown_name_is_an_attribute_error_that_shows_it():

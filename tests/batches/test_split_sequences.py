@@ -5,7 +5,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from helpers import make_mesh
+from helpers import assert_same_batches, make_mesh
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -40,13 +40,7 @@ def test_batches_split_over_rows_and_sequences_equal_those_of_one_device(shape, 
     where = NamedSharding(mesh(shape, axis_type), P("data", "seq"))
     split = batches(5, where, plan, TRANSFORMS[transform])
     single = batches(5, jax.devices()[0], plan, TRANSFORMS[transform])
-    for many, one in zip(split, single, strict=True):
-        assert jax.tree.structure(many) == jax.tree.structure(one)
-        for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
-            assert a.sharding.is_equivalent_to(where, 2)
-            np.testing.assert_array_equal(a, b, strict=True)
-            for shard in a.addressable_shards:
-                np.testing.assert_array_equal(shard.data, np.asarray(b)[shard.index])
+    assert_same_batches(split, single, where)
 
 
 @pytest.mark.parametrize(

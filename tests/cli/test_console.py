@@ -6,7 +6,7 @@ import sys
 
 import click
 import pytest
-from helpers import run_cli
+from helpers import run_cli, run_python
 
 import tokenloader as tl
 from tokenloader.cli.commands import commands
@@ -136,15 +136,7 @@ def test_info_and_convert_and_check_do_not_load_jax(folder):
                 assert not ended.code, ended.code
             print(sorted({{"jax", "jaxlib", "huggingface_hub"}} & sys.modules.keys()))
         """
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.stderr == ""
-        assert done.stdout.endswith("\n[]\n"), command
+        assert run_python(code).endswith("\n[]\n"), command
 
 
 def test_python_m_is_the_same(folder):
