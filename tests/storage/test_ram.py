@@ -111,11 +111,6 @@ def test_reading_into_ram_leaves_no_second_copy_in_the_page_cache(tmp_path):
     assert sum(KERNEL.is_cached(page) for page in pages) < len(pages) / 10
 
 
-def test_a_quick_read_shows_no_progress_bar(tmp_path, capfd):
-    read_into_ram([written_extent(tmp_path / "t", TOKENS)])
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_slow_read_shows_a_progress_bar_that_ends_full(tmp_path, capfd):
     extents = [
         written_extent(tmp_path / "a", TOKENS),

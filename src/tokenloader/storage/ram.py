@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.storage.progress import Progress
 
 _CHUNK_BYTES = 16 << 20
 _NUM_READERS = 4
@@ -83,17 +84,9 @@ class RamFill:
         self.arrays: list[NDArray[Any]] | None = None
         self.error: Exception | None = None
         self._read, self._files, self._stopped = read, files, False
-        self._lock = threading.Lock()  # guards the chunks and the progress bar
-        from tqdm import tqdm  # which takes 25 ms, and most programs map their files
-
-        self._progress = tqdm(
-            total=num_bytes,
-            desc="reading tokens into RAM",
-            unit="B",
-            unit_scale=True,
-            unit_divisor=1024,
-            delay=progress_after_seconds,
-        )
+        self._lock = threading.Lock()  # guards the chunks and the progress
+        self._progress = Progress("reading tokens into RAM", num_bytes, progress_after_seconds)
+        self._progress.start()
         threads = [_start_thread(self._read_chunks, chunks) for _ in range(_NUM_READERS)]
         self._last_thread = _start_thread(self._finish, threads, arrays)
 
@@ -114,7 +107,7 @@ class RamFill:
                     return
                 self._read(*chunk)
                 with self._lock:
-                    self._progress.update(len(chunk[2]))
+                    self._progress.done_bytes += len(chunk[2])
         except Exception as error:
             self.error, self._stopped = error, True
 
