@@ -299,3 +299,22 @@ def test_a_transform_that_holds_its_loader_does_not_keep_it(tokens, own_threads)
         gc.collect()
         assert eventually(lambda loader=loader: loader() is None)
     assert eventually(lambda: own_threads() == [])
+
+
+# Tokens in RAM
+
+
+def test_closing_tokens_in_ram_frees_them_while_loaders_are_open(tmp_path, allocations):
+    TOKENS.tofile(tmp_path / "t.bin")
+    tokens = tl.open_tokens(tmp_path / "t.bin", dtype="uint16", residency="ram")
+    with tl.TokenLoader(tokens, 2, 4) as loader, tl.TokenLoader(tokens.view(0, N), 2, 4) as other:
+        first = next(loader)
+        tokens.wait_until_loaded()
+        next(loader), next(other)
+        [memory] = allocations
+        tokens.close()
+        other.tokens.close()
+        assert eventually(lambda: memory() is None)  # when the copy that is being made is done
+        np.testing.assert_array_equal(first.inputs, rows_of(loader.plan, 0, 2, 4)[:, :-1])
+        with pytest.raises(ValueError, match="it was closed"):
+            list(itertools.islice(loader, 10))

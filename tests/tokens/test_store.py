@@ -252,6 +252,32 @@ def test_reading_into_ram_goes_on_while_a_view_is_open(tmp_path):
     np.testing.assert_array_equal(second[:], expected[1_000:])
 
 
+@pytest.mark.parametrize("how", ["alone", "with windows", "with a view", "joined"])
+def test_tokens_in_ram_are_freed_when_the_last_that_share_them_are_closed(tmp_path, allocations, how):
+    files, _ = sharded(tmp_path, random_tokens())
+    tokens = open_tokens(files, residency="ram")
+    windows = [tokens.locate([0, 895], 100)] if how == "with windows" else []
+    tokens.wait_until_loaded()
+    tokens.gather([0, 895], 100), tokens[10:1990], tokens.fingerprint()
+    others = {
+        "with a view": lambda: tokens.split(500),
+        "joined": lambda: [open_tokens([tokens, random_tokens()])],
+    }.get(how, list)()
+    if how == "with windows":
+        windows.append(tokens.locate([0, 895], 100))
+        for one in windows:
+            one.copy()
+    [memory] = allocations
+    tokens.close()
+    for other in others:
+        assert memory() is not None
+        other.close()
+    assert memory() is None
+    for one in windows:
+        one.prefetch()
+        assert one.is_cached()
+
+
 def test_data_that_does_not_fit_in_memory_is_refused_before_anything_is_read(tmp_path):
     path = write_raw(tmp_path / "t.bin", random_tokens(2**20))
     with open_tokens(path, dtype="uint16") as mapped:

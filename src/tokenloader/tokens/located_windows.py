@@ -1,45 +1,61 @@
 """Located windows: windows whose place in memory is computed once, to be read ahead and copied later."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloader.storage.kernel_advice import Ranges
+from tokenloader.tokens.gather import Located
 from tokenloader.tokens.store import Memory
 
 
 class LocatedWindows:
     """Windows of equal length, found in memory. Made by `TokenArray.locate`.
 
-    They keep the memory alive in which they were found, also when the tokens are read into RAM or closed
-    meanwhile.
+    They do not keep that memory alive: when tokens are closed it is freed, whoever has windows. Where files
+    have been read into RAM meanwhile, windows are found again there.
     """
 
     def __init__(
-        self, memory: Memory, starts: NDArray[np.int64], length: int, check_open: Callable[[], object]
+        self,
+        memory: Memory,
+        starts: NDArray[np.int64],
+        length: int,
+        memory_now: Callable[[], Memory],
     ) -> None:
-        """Finds [starts[i], starts[i] + length); check_open raises if the tokens can no longer be read."""
-        self._memory, self._check_open = memory, check_open
-        self._located = memory.axis.locate(starts, length)
-        self._pages = memory.pages(self._located) if memory.is_mapped else None
+        """Finds [starts[i], starts[i] + length). memory_now raises if the tokens can no longer be read."""
+        self._starts, self._length, self._memory_now = starts.copy(), length, memory_now
+        self._memory = weakref.ref(memory)
+        self._located, self._pages = self._find(memory)
 
     def __len__(self) -> int:
-        return len(self._located.offsets)
+        return len(self._starts)
 
     def prefetch(self) -> None:
         """Starts reading the windows from disk, and does not wait. Does nothing for tokens in RAM."""
-        if self._pages is not None:
-            self._memory.kernel.start_reading(self._pages)
+        memory = self._memory()
+        if memory is not None and self._pages is not None:
+            memory.kernel.start_reading(self._pages)
 
     def is_cached(self) -> bool:
         """Whether the first page of the first window is in RAM or in the page cache. A hint, in 2 us."""
-        pages = self._pages
-        return pages is None or not len(pages) or self._memory.kernel.is_cached(int(pages[0, 0]))
+        memory, pages = self._memory(), self._pages
+        if memory is None or pages is None or not len(pages):
+            return True
+        return memory.kernel.is_cached(int(pages[0, 0]))
 
     def copy(self) -> NDArray[np.integer[Any]]:
         """Copies the windows, as `TokenArray.gather` does: [n, length] of the tokens' dtype."""
-        self._check_open()
-        if self._pages is not None:
-            self._memory.make_readable(self._pages)
-        return self._memory.axis.gather(self._located)
+        memory, located, pages = self._memory_now(), self._located, self._pages
+        if memory is not self._memory():
+            located, pages = self._find(memory)
+        if pages is not None:
+            memory.make_readable(pages)
+        return memory.axis.gather(located)
+
+    def _find(self, memory: Memory) -> tuple[Located, Ranges | None]:
+        located = memory.axis.locate(self._starts, self._length)
+        return located, memory.pages(located) if memory.is_mapped else None
