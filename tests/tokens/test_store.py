@@ -373,3 +373,39 @@ def test_a_system_that_cannot_tell_has_the_sizes_of_the_files_looked_at_that_are
         with pytest.raises(OSError, match=rf"4,096 bytes now .*: '{re.escape(str(paths[1]))}'"):
             tokens.gather(starts, 100)
     np.testing.assert_array_equal(tokens.gather([0, 20_000], 100), [random_tokens(10_000)[:100]] * 2)
+
+
+# Memory that is refused
+
+
+NO_MEMORY = """
+import re, resource, sys
+import numpy as np
+from tokenloader import open_tokens
+tokens = open_tokens(sys.argv[1], dtype="uint16")
+windows = tokens.locate(np.zeros(2**11, np.int64), 2**19)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, -1))
+for read in (lambda: tokens[:], lambda: tokens.gather([0] * 2**11, 2**19), windows.copy):
+    try:
+        read()
+    except MemoryError as error:
+        print(error)
+print(tokens[-3:].tolist())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit works there")
+def test_a_copy_that_does_not_fit_into_memory_says_how_large_it_is_and_of_which_file(tmp_path):
+    path = tmp_path / "t.bin"
+    with path.open("wb") as file:
+        file.truncate(2**31)  # sparse
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY, path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    message = (
+        f"{path}: a copy of 1,073,741,824 uint16 tokens needs 2.00 GiB of memory, which the system does "
+        f"not give; take fewer at once"
+    )
+    assert done.stdout.splitlines() == [message] * 3 + ["[0, 0, 0]"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tokenloader.storage.kernel_advice import Ranges
 from tokenloader.tokens.gather import Located
-from tokenloader.tokens.store import Memory
+from tokenloader.tokens.store import Memory, no_memory
 
 
 class LocatedWindows:
@@ -54,7 +54,10 @@ class LocatedWindows:
             located, pages = self._find(memory)
         if pages is not None:
             memory.make_readable(pages)
-        return memory.axis.gather(located)
+        try:
+            return memory.axis.gather(located)
+        except MemoryError as error:
+            raise no_memory(memory.name, len(self) * self._length, memory.axis.dtype) from error
 
     def _find(self, memory: Memory) -> tuple[Located, Ranges | None]:
         located = memory.axis.locate(self._starts, self._length)

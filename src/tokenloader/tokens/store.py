@@ -32,8 +32,9 @@ class Memory:
     fails, that is an OSError here, and touching it would kill the process.
     """
 
-    def __init__(self, parts: Sequence[Part], kernel: KernelAdvice = KERNEL) -> None:
+    def __init__(self, parts: Sequence[Part], kernel: KernelAdvice = KERNEL, name: str = "array") -> None:
         self.parts, self.kernel = parts, kernel
+        self.name = name  # what the tokens are called in messages
         self.axis = Axis([part.array for part in parts])
         self.is_mapped = any(part.held != "ram" for part in parts)  # any of it
         self._ends = list(accumulate(len(part.array) for part in parts))
@@ -97,9 +98,8 @@ class Store:
         fill: RamFill | None = None,
         kernel: KernelAdvice = KERNEL,
     ) -> None:
-        self.name = name  # what the tokens are called in messages
         self.fill = fill  # reads the parts that are "filling"; None once they are in RAM
-        self.current = Memory(parts, kernel)  # as held now, also when the fill has failed
+        self.current = Memory(parts, kernel, name)  # as held now, also when the fill has failed
         if fill is not None:
             weakref.finalize(self, fill.stop)
 
@@ -115,8 +115,16 @@ class Store:
                 part._replace(array=next(filled), held="ram") if part.held == "filling" else part
                 for part in self.current.parts
             ]
-            self.current, self.fill = Memory(parts, self.current.kernel), None
+            self.current, self.fill = Memory(parts, self.current.kernel, self.current.name), None
         return self.current
+
+
+def no_memory(name: str, num_tokens: int, dtype: np.dtype[Any]) -> MemoryError:
+    """The error for a copy of tokens that does not fit into memory; name: where they come from."""
+    return MemoryError(
+        f"{name}: a copy of {num_tokens:,} {dtype} tokens needs {num_tokens * dtype.itemsize / 2**30:.2f} "
+        f"GiB of memory, which the system does not give; take fewer at once"
+    )
 
 
 def _lost(extent: Extent, offset_bytes: int, error: OSError | None = None) -> OSError:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from tokenloader.formats.extent import Extent
 from tokenloader.tokens.located_windows import LocatedWindows
 from tokenloader.tokens.part import Part
-from tokenloader.tokens.store import Memory, Store
+from tokenloader.tokens.store import Memory, Store, no_memory
 
 # How the tokens of files are held: "mmap", read from mapped files; "ram", read into RAM.
 Residency = Literal["mmap", "ram"]
@@ -45,7 +45,7 @@ class TokenArray:
         """Tokens [begin, end) of a store's axis; end None: to its end."""
         axis = store.current.axis
         self._begin, self._end = begin, len(axis) if end is None else end
-        self._name = store.name
+        self._name = store.current.name
         if len(self) < len(axis):
             self._name += f"[{self._begin:_}:{self._end:_}]"
         self._store: Store | None = store
@@ -74,7 +74,10 @@ class TokenArray:
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return self.gather(np.arange(start, stop, step), 1).reshape(-1)
-            out = np.empty(max(0, stop - start), self.dtype)
+            try:
+                out = np.empty(max(0, stop - start), self.dtype)
+            except MemoryError as error:
+                raise no_memory(self._name, stop - start, self.dtype) from error
             self._memory().copy(self._begin + start, out)
             return out
         position = operator.index(index)
