@@ -34,7 +34,7 @@ class NeverFull:
     """A fill that ends with nothing read: tokens are served from the mapped files."""
 
     def __init__(self, extents, files):
-        self.arrays = self.error = None
+        self.arrays = self.failure = None
         for file in files:
             file.close()
 

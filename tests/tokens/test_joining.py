@@ -12,6 +12,7 @@ import pytest
 from token_files import RecordingKernel, fill_with
 
 from tokenloader import open_tokens
+from tokenloader.storage.memory_limits import MemoryLimit
 from tokenloader.storage.ram import RamFill, read_exactly
 from tokenloader.tokens.opening import join
 
@@ -156,10 +157,12 @@ def test_memory_is_asked_for_the_files_only(tmp_path):
     path = npy(tmp_path / "a.npy", A)
     (extent,) = open_tokens(path).extents
     large = np.zeros(10**6, np.uint16)
-    with join([large, extent, open_tokens(large)], "ram", available=lambda: 10) as tokens:
+    limit = MemoryLimit(path, 10)
+    start = partial(RamFill, limits=lambda: [limit])
+    with join([large, extent, open_tokens(large)], "ram", start_fill=start) as tokens:
         assert len(tokens) == 2 * 10**6 + 5
     with pytest.raises(MemoryError, match=re.escape(f'{path} and 1 more: residency="ram" needs')):
-        join([extent, large, extent], "ram", available=lambda: 10)
+        join([extent, large, extent], "ram", start_fill=start)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a lost file is fatal")

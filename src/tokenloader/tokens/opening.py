@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, get_args
@@ -16,8 +16,7 @@ from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
 from tokenloader.storage.mapped import map_read_only, open_file
-from tokenloader.storage.memory_limits import available_bytes
-from tokenloader.storage.ram import RamFill, check_it_fits
+from tokenloader.storage.ram import RamFill
 from tokenloader.tokens.part import Part
 from tokenloader.tokens.store import Store
 from tokenloader.tokens.token_array import Residency, TokenArray
@@ -61,13 +60,15 @@ def open_tokens(
             "int32" or "int64", little-endian.
         residency: how files are held. "mmap" maps them: open at once, no RAM but the page cache. "ram"
             also opens at once, and reads them into RAM in the background, with a progress bar when that
-            takes more than a few seconds; until then, windows come from the mapped files. Arrays and open
-            TokenArrays stay held as they are.
+            takes more than a few seconds; until then, and should it fail, windows come from the mapped
+            files. Each process has its own copy. Arrays and open TokenArrays stay held as they are.
 
     Raises:
         OSError: a file is missing or unreadable, nothing matches a pattern, or the Hub cannot be
             reached and the file is not in the local cache.
-        MemoryError: residency is "ram" and the files are larger than the memory available.
+        MemoryError: residency is "ram" and the files are larger than the memory available, less what
+            other processes of this host are about to read into RAM.
+        RuntimeError: residency is "ram" and the system gives no thread to read on.
         ValueError: the contents are not tokens as described, or not of one dtype (each error says what
             was found, what was expected and what to do), or the arguments do not go together.
         TypeError: source is of another type.
@@ -97,17 +98,14 @@ def join(
     residency: Residency,
     *,
     start_fill: Callable[[Sequence[Extent], Sequence[FileIO]], RamFill] = RamFill,
-    available: Callable[[], int | None] = available_bytes,
     kernel: KernelAdvice = KERNEL,
 ) -> TokenArray:
     """Makes one axis of files, contiguous arrays and open tokens, all of one dtype.
 
-    start_fill begins to read extents into RAM, given their open handles, which it closes; available
-    returns the bytes of memory that may be taken, None if unknown; kernel advises on what is mapped.
+    start_fill begins to read extents into RAM, given their open handles, which it closes unless it raises;
+    kernel advises on what is mapped.
     """
     to_fill = [source for source in sources if isinstance(source, Extent) and residency == "ram"]
-    if to_fill:
-        check_it_fits(to_fill, available())
     parts: list[Part] = []
     with ExitStack() as stack:
         # One opening serves the mapping and the reading: meanwhile a path may name another file.
@@ -118,7 +116,8 @@ def join(
                 array = map_read_only(source, next(opened, None))
                 parts.append(Part(array, "filling" if to_fill else "mapped", source))
             elif isinstance(source, TokenArray):
-                source.wait_until_loaded()
+                with suppress(OSError):  # what cannot be read into RAM stays mapped
+                    source.wait_until_loaded()
                 parts += source._parts()
             else:
                 parts.append(Part(source))

@@ -98,23 +98,26 @@ class Store:
         fill: RamFill | None = None,
         kernel: KernelAdvice = KERNEL,
     ) -> None:
-        self.fill = fill  # reads the parts that are "filling"; None once they are in RAM
-        self.current = Memory(parts, kernel, name)  # as held now, also when the fill has failed
+        self.fill = fill  # reads the parts that are "filling"; None once it has ended
+        self.fill_failure: tuple[int, str, str] | None = None  # as in RamFill
+        self.current = Memory(parts, kernel, name)  # as held now
         if fill is not None:
             weakref.finalize(self, fill.stop)
 
     def memory(self) -> Memory:
-        """Returns the memory, for as long as the caller keeps it. OSError if a file could not be read."""
+        """Returns the memory as held now, for as long as the caller keeps it."""
         fill = self.fill
-        if fill is not None and fill.error is not None:
-            raise fill.error
-        if fill is not None and fill.arrays is not None:
-            # Two threads may come here at once; both make the same of it.
-            filled = iter(fill.arrays)
+        if fill is not None and (fill.arrays is not None or fill.failure is not None):
+            # Two threads may come here at once; both make the same of it. What could not be read into
+            # RAM stays mapped.
+            filled = iter(fill.arrays or [])
             parts = [
-                part._replace(array=next(filled), held="ram") if part.held == "filling" else part
+                part._replace(array=next(filled, part.array), held="ram" if fill.arrays else "mapped")
+                if part.held == "filling"
+                else part
                 for part in self.current.parts
             ]
+            self.fill_failure = fill.failure
             self.current, self.fill = Memory(parts, self.current.kernel, self.current.name), None
         return self.current
 

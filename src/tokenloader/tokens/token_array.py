@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
 
 import numpy as np
@@ -30,7 +31,6 @@ class TokenArray:
     Attributes:
         dtype: numpy dtype of one token.
         nbytes: bytes of all tokens.
-        residency: "mmap" if any of the tokens are read from mapped files, else "ram".
 
     Example:
         >>> with tl.open_tokens(np.arange(100, dtype=np.uint16)) as tokens:
@@ -49,10 +49,9 @@ class TokenArray:
         if len(self) < len(axis):
             self._name += f"[{self._begin:_}:{self._end:_}]"
         self._store: Store | None = store
-        held = {part.held for part in store.current.parts_between(self._begin, self._end)}
         self.dtype: np.dtype[Any] = axis.dtype
         self.nbytes: int = len(self) * self.dtype.itemsize
-        self.residency: Residency = "mmap" if "mapped" in held else "ram"
+        self._residency = _residency(store.current.parts_between(self._begin, self._end))
         self._fingerprint: str | None = None
         self._documents: NDArray[np.int64] | None = None
 
@@ -63,6 +62,17 @@ class TokenArray:
         size = f"{self.nbytes / 2**30:.2f} GiB" if self.nbytes >= 2**30 else f"{self.nbytes:,} bytes"
         state = "closed" if self._store is None else self.residency
         return f"TokenArray({self._name}: {len(self):,} {self.dtype} tokens, {size}, {state})"
+
+    @property
+    def residency(self) -> Residency:
+        """How the tokens are held: "mmap" if any of them are read from mapped files, else "ram".
+
+        Those that are still being read into RAM count as there. Where that fails, they stay mapped.
+        """
+        store = self._store
+        if store is not None:  # closed, they are what they were
+            self._residency = _residency(store.memory().parts_between(self._begin, self._end))
+        return self._residency
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> np.integer[Any]: ...
@@ -202,13 +212,16 @@ class TokenArray:
         """Waits until all tokens are in RAM, for residency "ram"; else returns at once.
 
         Raises:
-            OSError: a file cannot be read, or ends before its tokens do.
+            OSError: a file could not be read into RAM: it cannot be read, ends before its tokens do, or was
+                written to meanwhile. Whatever of it can be read goes on being read as a mapped file.
             ValueError: the array is closed.
         """
         fill = self._open_store().fill  # and not the store: while this waits, close() may end it
         if fill is not None:
             fill.wait()
         self._memory()
+        if (failure := self._open_store().fill_failure) is not None:
+            raise OSError(*failure)
 
     def fingerprint(self) -> str:
         """A name for the contents: "DTYPE:NUM_TOKENS:HASH", equal for equal tokens.
@@ -251,3 +264,7 @@ class TokenArray:
 
     def _parts(self) -> list[Part]:
         return self._memory().parts_between(self._begin, self._end)
+
+
+def _residency(parts: Sequence[Part]) -> Residency:
+    return "mmap" if any(part.held == "mapped" for part in parts) else "ram"
