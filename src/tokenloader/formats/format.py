@@ -4,7 +4,6 @@ To add a format, write a module with a function `find` and a constant FORMAT, an
 `detect.FORMATS`. A format that can be written has a Writer too.
 """
 
-import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.identity import FileIdentity, naming
 
 
 class NotThisFormatError(ValueError):
@@ -32,6 +32,7 @@ class Candidate:
     path: Path
     size_bytes: int  # 1 or more
     head: bytes  # the first 1,024 bytes, or all if there are fewer
+    identity: FileIdentity  # before anything else of the file was read
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ def look_at(path: Path) -> Candidate:
         raise FileNotFoundError(f"{path}: no such file (looked in {path.parent.absolute()})") from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ValueError(f"{path}: is a pipe or a device; write its tokens to a file and open that")
-    with path.open("rb") as file:
-        size_bytes, head = os.fstat(file.fileno()).st_size, file.read(1024)
-    if size_bytes == 0:
+    with naming(path), path.open("rb") as file:
+        identity, head = FileIdentity.of(file.fileno()), file.read(1024)
+    if identity.size_bytes == 0:
         raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
-    return Candidate(path, size_bytes, head)
+    return Candidate(path, identity.size_bytes, head, identity)
 
 
 def read_document_boundaries(extent: Extent) -> NDArray[np.int64]:
