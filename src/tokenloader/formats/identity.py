@@ -48,8 +48,8 @@ def check_unchanged(descriptor: int, path: Path | str, expected: FileIdentity) -
             changes += [f"it was modified at {now} and before at {before} (UTC)"]
     raise OSError(
         errno.EIO,
-        f"has changed since it was opened: {', '.join(changes)}; open the tokens again, and write new data "
-        f"under a new name",
+        f"has changed since it was opened: {', '.join(changes)}; was it truncated or written to? Open "
+        f"the tokens again, and write new data under a new name",
         str(path),
     )
 

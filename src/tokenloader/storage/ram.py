@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.identity import FileIdentity, check_unchanged
+from tokenloader.storage.mapped import HeldFile
 from tokenloader.storage.memory_limits import MemoryLimit, memory_limits
 from tokenloader.storage.progress import Progress
 from tokenloader.storage.reservation import Reservation
@@ -36,7 +38,7 @@ _log = logging.getLogger("tokenloader")
 
 
 def read_exactly(
-    file: FileIO, offset_bytes: int, out: NDArray[Any], dontcache_flag: int = _RWF_DONTCACHE
+    file: FileIO | HeldFile, offset_bytes: int, out: NDArray[Any], dontcache_flag: int = _RWF_DONTCACHE
 ) -> None:
     """Fills out with the bytes of a file from an offset on. OSError if it ends before, or cannot be read.
 
@@ -92,7 +94,10 @@ class RamFill:
         name = f'{extents[0].path}{more}: residency="ram"'
         self._read, self._files, self._stopped = read, files, False
         self._failures: dict[int, _Failure] = {}  # by number of chunk
-        self._identities = [_identity(file) for file in files]
+        self._identities = [
+            extent.identity or FileIdentity.of(file.fileno())
+            for extent, file in zip(extents, files, strict=True)
+        ]
         self._num_bytes = sum(extent.nbytes for extent in extents)
         self._progress = Progress("reading tokens into RAM", self._num_bytes, progress_after_seconds)
         self._lock = threading.Lock()  # guards what follows, and the progress that is counted
@@ -156,7 +161,7 @@ class RamFill:
             try:
                 with file:
                     if is_full:
-                        _check_unchanged(file, self._identities[number])
+                        check_unchanged(file.fileno(), file.name, self._identities[number])
             except OSError as error:
                 self._failures[number] = _failure(file, error)
         self._reserved.close()
@@ -210,22 +215,6 @@ def _start_threads(name: str, run: Callable[[], None]) -> list[threading.Thread]
                 f'residency="mmap"'
             ) from error
     return threads
-
-
-def _identity(file: FileIO) -> tuple[int, int]:
-    """Returns what changes when a file is written to: its size, and the time in nanoseconds."""
-    found = os.fstat(file.fileno())
-    return found.st_size, found.st_mtime_ns
-
-
-def _check_unchanged(file: FileIO, identity: tuple[int, int]) -> None:
-    if (now := _identity(file)) != identity:
-        raise OSError(
-            errno.EIO,
-            f"was written to while it was read into RAM ({identity[0]:,} bytes before, {now[0]:,} now); "
-            f"open the tokens again, and write new ones to a new file",
-            str(file.name),
-        )
 
 
 def _read_some(descriptor: int, out: memoryview, offset: int, dontcache_flag: int) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.storage.kernel_advice import Ranges
-from tokenloader.tokens.gather import Located
+from tokenloader.storage.kernel_advice import page_ranges
+from tokenloader.tokens.gather import ByteRanges, Located
 from tokenloader.tokens.store import Memory, no_memory
 
 
@@ -29,7 +29,7 @@ class LocatedWindows:
         """Finds [starts[i], starts[i] + length). memory_now raises if the tokens can no longer be read."""
         self._starts, self._length, self._memory_now = starts.copy(), length, memory_now
         self._memory = weakref.ref(memory)
-        self._located, self._pages = self._find(memory)
+        self._located, self._where = self._find(memory)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -37,28 +37,30 @@ class LocatedWindows:
     def prefetch(self) -> None:
         """Starts reading the windows from disk, and does not wait. Does nothing for tokens in RAM."""
         memory = self._memory()
-        if memory is not None and self._pages is not None:
-            memory.kernel.start_reading(self._pages)
+        if memory is not None and self._where is not None:
+            memory.kernel.start_reading(page_ranges(self._where.ranges))
 
     def is_cached(self) -> bool:
         """Whether the first page of the first window is in RAM or in the page cache. A hint, in 2 us."""
-        memory, pages = self._memory(), self._pages
-        if memory is None or pages is None or not len(pages):
+        memory = self._memory()
+        if memory is None or self._where is None or not len(self):
             return True
-        return memory.kernel.is_cached(int(pages[0, 0]))
+        return memory.kernel.is_cached(int(self._where.ranges[0, 0]))
 
     def copy(self) -> NDArray[np.integer[Any]]:
         """Copies the windows, as `TokenArray.gather` does: [n, length] of the tokens' dtype."""
-        memory, located, pages = self._memory_now(), self._located, self._pages
+        memory, located, where = self._memory_now(), self._located, self._where
         if memory is not self._memory():
-            located, pages = self._find(memory)
-        if pages is not None:
-            memory.make_readable(pages)
+            located, where = self._find(memory)
         try:
-            return memory.axis.gather(located)
+            if where is None:
+                return memory.axis.gather(located)
+            block = np.empty((len(self), self._length), memory.axis.dtype)
         except MemoryError as error:
             raise no_memory(memory.name, len(self) * self._length, memory.axis.dtype) from error
+        memory.read(where, block)
+        return block
 
-    def _find(self, memory: Memory) -> tuple[Located, Ranges | None]:
+    def _find(self, memory: Memory) -> tuple[Located, ByteRanges | None]:
         located = memory.axis.locate(self._starts, self._length)
-        return located, memory.pages(located) if memory.is_mapped else None
+        return located, memory.axis.byte_ranges(located) if memory.is_mapped else None
