@@ -13,6 +13,9 @@ import tqdm
 
 from tokenloader.storage.progress import Progress
 
+# tqdm before 4.66.3, on Python 3.12 and later
+pytestmark = pytest.mark.filterwarnings("ignore:.*utcfromtimestamp:DeprecationWarning")
+
 
 def work(progress):
     """Counts 8,000 bytes."""
@@ -85,7 +88,6 @@ def test_a_bar_that_fails_is_dropped(monkeypatch, capfd, method):
         raise ValueError("not foreseen")
 
     monkeypatch.setattr(tqdm.tqdm, method, fails)
-    monkeypatch.setattr(tqdm.tqdm, "__del__", lambda self: None)
     progress = Progress("working", 8000, after_seconds=0)
     work(progress)
     assert not progress._thread.is_alive()

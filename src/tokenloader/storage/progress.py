@@ -43,8 +43,9 @@ class Progress:
         with suppress(Exception):  # whatever tqdm and its environment variables come up with: no bar
             from tqdm import tqdm  # which takes 25 ms
 
-            # It is redrawn in time, and needs none of the monitor threads that tqdm has for slow loops.
-            bar_class = type("Bar", (tqdm,), {"monitor_interval": 0})
+            # Redrawn in time, it needs no monitor thread as tqdm has for slow loops; and closed here, no
+            # finalizer, whose errors Python prints.
+            bar_class = type("Bar", (tqdm,), {"monitor_interval": 0, "__del__": lambda _: None})
             with bar_class(
                 total=self._total_bytes,
                 desc=self._what,
