@@ -17,7 +17,8 @@ from numpy.typing import DTypeLike
 from tokenloader.formats.detect import FORMATS, UnknownFormatError, locate
 from tokenloader.formats.extent import Extent, token_dtype
 from tokenloader.formats.format import look_at
-from tokenloader.formats.safetensors import listed, read_index, read_tensors
+from tokenloader.formats.quoting import listed, printable_messages
+from tokenloader.formats.safetensors import read_index, read_tensors
 
 _TOKEN_SUFFIXES = list(dict.fromkeys(suffix for format in FORMATS for suffix in format.suffixes))
 _SIDE_SUFFIXES = {".md", ".txt"}.union(*(format.side_suffixes for format in FORMATS))
@@ -25,6 +26,7 @@ _SIDE_NAMES = "README", "LICENSE"
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "dev", "heldout"}
 
 
+@printable_messages()
 def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Extent]:
     """Finds the tokens of a file, or of all files that a path stands for, in natural order.
 
@@ -100,7 +102,7 @@ def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[P
         return [named]
     files = [file for file in named.parent.iterdir() if _numbered_set(file) == one_set]
     _refuse_missing(path, files)
-    shards = [file for file in files if any(tensor.name == key for tensor in read_tensors(file))]
+    shards = [file for file in files if any(tensor.name == key for tensor in read_tensors(look_at(file)))]
     return sorted(shards or [named], key=_natural)
 
 
