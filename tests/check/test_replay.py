@@ -72,9 +72,27 @@ def test_documents_are_the_spans_between_ends_of_text(tokens):
     assert EOT in ends  # also a window that ends with its document
 
 
-def test_a_window_of_one_document_is_one_span(tokens):
+def test_documents_with_an_id_before_them_begin_with_it(tokens):
+    state, _ = saved_after(tokens, tl.RandomWindows(0), [50])
+    replayed = replay(state, tokens, 1, bos_id=EOT)
+    begins = set()
+    for start, row, spans in zip(replayed.starts, replayed.tokens, replayed.documents, strict=True):
+        parts = [TOKENS[begin:end] for begin, end in spans]
+        assert (spans[0, 0], spans[-1, 1]) == (start, start + 21)
+        assert all((part[1:] != EOT).all() for part in parts)
+        assert all(part[0] == EOT for part in parts[1:])
+        assert np.concatenate(parts).tolist() == row.tolist()
+        begins |= {int(row[0]), int(row[-1]) + 100}
+    assert {
+        EOT,
+        EOT + 100,
+    } <= begins  # windows that begin with a document, or end with its first token
+
+
+@pytest.mark.parametrize("name", ["eos_id", "bos_id"])
+def test_a_window_of_one_document_is_one_span(tokens, name):
     state, _ = saved_after(tokens, tl.SequentialWindows(), [1])
-    assert replay(state, tokens, 2, eos_id=999).documents[0].tolist() == [[40, 61]]
+    assert replay(state, tokens, 2, **{name: 999}).documents[0].tolist() == [[40, 61]]
 
 
 def test_it_needs_neither_jax_nor_a_loader(tmp_path, tokens):
