@@ -203,7 +203,22 @@ class TokenLoader(Generic[T]):
         """Returns the position after the last batch handed out: a small flat dict of integers and strings.
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
-        with the batch after it. What has been prefetched does not count.
+        with the batch after it. What the loader has prefetched does not count. What another iterator
+        around it has taken ahead does (flax.jax_utils.prefetch_to_device, a queue of one's own). The
+        loader makes such iterators needless; where there must be one, keep the state of each batch as it
+        goes in, and save that of the last batch that came out::
+
+            states = collections.deque()
+
+
+            def with_states(loader):
+                for batch in loader:
+                    states.append(loader.get_state())
+                    yield batch
+
+
+            for batch in prefetch_to_device(with_states(loader), 2):
+                state = states.popleft()  # goes on after this batch
 
         In an Orbax checkpoint it is an item of its own, `ocp.args.JsonSave(loader.get_state())`. Code
         for get_state and set_state of Grain's iterators takes a loader as it is, except
@@ -227,8 +242,9 @@ class TokenLoader(Generic[T]):
                 was trained on: keep the old state to look that up.
 
         Raises:
-            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); or
-                state is not what get_state returns, or of a newer release. TypeError if it is no mapping.
+            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); the
+                run would have changed its batch_size more than 1,000 times; or state is not what
+                get_state returns, or of a newer release. TypeError if it is no mapping.
         """
         with check_same_across_processes("states for set_state", not self._placement.is_local) as given:
             saved = from_dict(state)
