@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 import jax
 import numpy as np
 from jax.profiler import TraceAnnotation
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from tokenloader.batches.batch import Batch, next_token
@@ -53,7 +53,10 @@ class TokenLoader(Generic[T]):
             a subclass of `Plan`.
         sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len],
             over the devices of this process or of all. It may split rows, sequences or both, each over
-            one mesh axis or several. None: JAX's default device now, at construction.
+            one mesh axis or several. A PartitionSpec, or a NamedSharding over an AbstractMesh, is over
+            the mesh that jax.set_mesh has set at construction. None: JAX's default device then, which
+            is refused where a mesh of several devices is set. A memory_kind other than the one that
+            devices compute in goes with transform=None only.
         prefetch: batches that may wait on the device, 1 or more; 2 is double buffering. Small ones
             (256 KiB at most together) are read and sent `1 + prefetch // 2` at a time.
         transform: a traceable function from a block, integers [batch_size, seq_len + 1] on the device,
@@ -94,7 +97,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
     ) -> None: ...
     @overload
@@ -105,7 +108,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
         transform: None,
     ) -> None: ...
@@ -117,7 +120,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
         transform: Callable[[jax.Array], T],
     ) -> None: ...
@@ -128,7 +131,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = _DEFAULT_PLAN,
-        sharding: jax.Device | Sharding | None = None,
+        sharding: jax.Device | Sharding | PartitionSpec | None = None,
         prefetch: int = 2,
         transform: Callable[[jax.Array], Any] | None = next_token,
     ) -> None:
