@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from helpers import NAMED_PLANS
 
 import tokenloader as tl
 from tokenloader.check.replay import replay
+from tokenloader.plans.cursor import probe
 
 N = 997
 TOKENS = np.random.default_rng(0).integers(0, 50, N).astype(np.uint16)
@@ -152,3 +154,25 @@ def test_a_plan_of_ones_own_is_refused_with_the_way_in_python(tokens):
     state, _ = saved_after(tokens, NAMED_PLANS[0], [2])
     with pytest.raises(ValueError, match=r"plan is EveryTen\(\), which is none of RandomWindows"):
         replay({**state, "plan": "EveryTen()"}, tokens, 0)
+
+
+@pytest.mark.parametrize(("batch_size", "most"), [(2**30, 2**18), (2**18 + 1, 2**18), (2**61, 2**18)])
+def test_a_state_of_more_windows_than_fit_in_memory_is_refused_before_they_are_made(
+    tokens, batch_size, most
+):
+    state, _ = saved_after(tokens, NAMED_PLANS[0], [2])
+    forged = {
+        **state,
+        "step": 0,
+        "sample": 0,
+        "batch_sizes": f"0:0:{batch_size}",
+        "probe": probe(NAMED_PLANS[0].bind(N, 20), 0),
+    }
+    told = (
+        f"state: step 0 has {batch_size:,} windows of seq_len=20 by its batch_sizes; expected {most:,} at"
+    )
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=told):
+        replay(forged, tokens, 0)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()

@@ -16,6 +16,11 @@ from tokenloader.plans.names import bind_named
 from tokenloader.plans.state import data_difference, differences, from_dict
 from tokenloader.tokens.token_array import TokenArray
 
+# Replayed at once, so that a damaged state allocates no more than a gigabyte; the largest batches in use
+# are a tenth. The arithmetic of a window takes what some thousand tokens do.
+_MAX_TOKENS = 1 << 28
+_LEAST_ROW_TOKENS = 1 << 10
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -46,7 +51,8 @@ def replay(
 
     Raises:
         ValueError: state is not what get_state returns, its plan is none of tokenloader's own, the tokens
-            are not those it was saved with, or the step is negative or past the plan's end.
+            are not those it was saved with, or the step is negative, past the plan's end, or has more
+            than 2**28 tokens.
         TypeError: state is no mapping, or step no integer.
 
     Example:
@@ -63,6 +69,12 @@ def replay(
     if found := differences(saved, plan, seq_len=saved.seq_len, data=data):
         raise ValueError(f"this state is of another run: {' '.join(found)}")
     cursor = Cursor.at(plan, saved.schedule, saved.step)
+    num_rows = len(cursor.sample_range(step))
+    if num_rows * max(saved.seq_len, _LEAST_ROW_TOKENS) > _MAX_TOKENS:
+        raise ValueError(
+            f"state: step {step} has {num_rows:,} windows of seq_len={saved.seq_len:,} by its batch_sizes; "
+            f"expected {_MAX_TOKENS // max(saved.seq_len, _LEAST_ROW_TOKENS):,} at most: is it damaged?"
+        )
     samples, starts = cursor.samples(step), cursor.window_starts(step)
     block = tokens.gather(starts, saved.seq_len + 1)
     documents = None
