@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from token_files import random_tokens, written_extent
+from token_files import random_tokens, write_npy, written_extent
 
+from tokenloader import open_tokens
 from tokenloader.formats.extent import Extent
 from tokenloader.storage.mapped import map_read_only, open_file
+from tokenloader.tokens.opening import join
 
 TOKENS = random_tokens(3000)
 
@@ -107,6 +109,17 @@ tl.open_tokens([{str(tmp_path / "shard")!r}] * 100, dtype="uint16", residency="{
     assert last.startswith("OSError: [Errno 24] too many open files")
     assert "ulimit -n" in last
     assert str(tmp_path / "shard") in last
+
+
+@pytest.mark.parametrize("residency", ["mmap", "ram"])
+def test_a_file_that_is_replaced_after_its_header_was_read_is_not_taken_for_it(tmp_path, residency):
+    path = write_npy(tmp_path / "t.npy", TOKENS)
+    extents = open_tokens(path).extents  # what opening knows when it begins to map
+    os.replace(write_npy(tmp_path / "new", TOKENS[::-1]), path)
+    os.utime(path, ns=(0, extents[0].identity.mtime_ns))
+    with pytest.raises(OSError, match=r"it is another file \(inode \d+, was \d+\)") as raised:
+        join(extents, residency)
+    assert raised.value.filename == str(path)
 
 
 def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path):

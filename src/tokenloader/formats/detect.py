@@ -3,13 +3,14 @@
 A file is recognised by its bytes, its header is checked against its size, and its tokens are not read.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from numpy.typing import DTypeLike
 
 from tokenloader.formats import datatrove, headerless, json_side_file, llm_c, megatron, npy, safetensors
 from tokenloader.formats.extent import Extent, token_dtype
-from tokenloader.formats.format import DoubtfulFormatError, NotThisFormatError, look_at
+from tokenloader.formats.format import Candidate, DoubtfulFormatError, NotThisFormatError, look_at
 from tokenloader.formats.quoting import printable_messages
 
 FORMATS = (
@@ -49,11 +50,11 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
                     f"{path}: dtype={given} was given, but the file is {format.name} and tells it: "
                     f"{extent.dtype}; dtype= is for headerless files only, leave it out"
                 )
-            return extent
+            return _identified(extent, candidate)
     if doubt:
         raise doubt
     if given is not None:
-        return headerless.find(candidate, key, given)
+        return _identified(headerless.find(candidate, key, given), candidate)
     if what := headerless.other_file(candidate):
         raise UnknownFormatError(f"{path}: is {what}")
     raise UnknownFormatError(
@@ -61,3 +62,9 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
         f'write), pass dtype=, as in dtype="uint16". It has {candidate.size_bytes:,} bytes and begins with '
         f"{candidate.head[:16].hex(' ')}. Tried: {'; '.join(reasons)}"
     )
+
+
+def _identified(extent: Extent, candidate: Candidate) -> Extent:
+    """Adds the identity of the file that holds the tokens; named was it, or the index beside it."""
+    tokens = candidate if extent.path == candidate.path else look_at(extent.path)
+    return replace(extent, identity=tokens.identity)

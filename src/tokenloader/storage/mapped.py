@@ -6,7 +6,7 @@ The memory of a mapping ends with the last reference to its array.
 import errno
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from io import FileIO
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.identity import check_unchanged
 
 
 def map_read_only(extent: Extent, file: FileIO | None = None) -> NDArray[Any]:
@@ -31,9 +32,16 @@ def map_read_only(extent: Extent, file: FileIO | None = None) -> NDArray[Any]:
 
 
 def open_file(extent: Extent) -> FileIO:
-    """Opens the file of an extent for reading. OSError if it is missing, or too many files are open."""
-    with _too_many_files_explained(extent):
-        return open(extent.path, "rb", buffering=0)
+    """Opens the file of an extent for reading.
+
+    OSError if it is missing, is not what it was when its header was read, or too many files are open.
+    """
+    with _too_many_files_explained(extent), ExitStack() as stack:
+        file = stack.enter_context(open(extent.path, "rb", buffering=0))
+        if extent.identity is not None:
+            check_unchanged(file.fileno(), extent.path, extent.identity)
+        stack.pop_all()
+        return file
 
 
 @contextmanager
