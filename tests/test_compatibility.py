@@ -172,8 +172,8 @@ JSON = {
     "info train.safetensors --devices": FILES + under("devices", "backend name kind memory_bytes default"),
     "check train.safetensors --eos-id 0 --against train.safetensors --vocab-size 1000": (
         "num_tokens dtype problems notes lowest_id highest_id num_out_of_vocab first_out_of_vocab "
-        "eos_id num_eos num_other_eos has_index num_documents num_empty median_length longest_length "
-        "lengths num_runs run_tokens compared_one_in"
+        "eos_id eos_side num_eos num_other_eos has_index num_documents num_empty median_length "
+        "longest_length lengths num_runs run_tokens compared_one_in"
         + under("longest_runs", "token start stop")
         + under("repeated", SAME_DOCUMENTS)
         + under("shared", SAME_DOCUMENTS)

@@ -45,6 +45,10 @@ for batch in loader:
     assert_type(batch, tl.Batch)
 with tl.TokenLoader(tokens, 8, 64, transform=tl.segment_documents(50256)) as documents:
     assert_type(next(documents), tl.Batch)
+with tl.TokenLoader(tokens, 8, 64, transform=tl.segment_documents(bos_id=50256)) as documents:
+    assert_type(next(documents), tl.Batch)
+tl.segment_documents()  # type: ignore
+tl.segment_documents(50256, bos_id=50256)  # type: ignore
 assert_type(next(tl.TokenLoader(tokens, 8, 64, transform=None)), jax.Array)
 assert_type(loader.window_starts(3), NDArray[np.int64])
 assert_type(loader.stats, tl.LoaderStats)

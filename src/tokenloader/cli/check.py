@@ -10,26 +10,36 @@ import click
 from tokenloader.check.check import Report, check, counted
 from tokenloader.check.repeats import Repeats
 from tokenloader.cli.console import WRONG, on_terminal, print_out, row, sentence
-from tokenloader.cli.options import POSITIVE, Sources, as_json, eos_id, reads_tokens
+from tokenloader.cli.options import POSITIVE, Sources, as_json, reads_tokens, takes_delimiter
 
 _BAR = 36  # columns
+_SIDES = {  # a label and a remark for each place of the id between documents
+    "after": ("end of text", "after each document: segment_documents(eos_id={})"),
+    "before": ("begin of text", "before each document: segment_documents(bos_id={})"),
+    None: ("end of text", "after each document or before it: the files do not tell"),
+}
 
 
 @click.command("check")
 @reads_tokens
 @click.option("--vocab-size", type=POSITIVE, help="Number of ids; each is expected below it.")
-@eos_id
+@takes_delimiter
 @click.option("--against", multiple=True, metavar="SOURCE", help="Tokens that should share no document.")
 @as_json
 def command(
-    sources: Sources, vocab_size: int | None, eos_id: int | None, against: tuple[str, ...], as_json: bool
+    sources: Sources,
+    vocab_size: int | None,
+    eos_id: int | None,
+    bos_id: int | None,
+    against: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Tell whether something is wrong with a token file.
 
     Every token is read once, to find ids outside the vocabulary, a wrong byte order or width, how
     documents end and how long they are, runs of one token, and documents that occur twice or in
-    other tokens too. Without --eos-id, the end-of-text ids of GPT-2, Llama 3, Qwen and OpenAI's
-    encodings are looked for.
+    other tokens too. Without --eos-id or --bos-id, the ids of GPT-2, Llama, Gemma, Qwen and OpenAI's
+    encodings are looked for; where the id stands, after each document or before it, is told.
 
     The exit status is 1 if something is wrong. Duplicates are wrong when they are over 1% of the
     documents; a document shared with --against always is.
@@ -44,7 +54,14 @@ def command(
         sources.open() as tokens,
         replace(sources, names=against).open() if against else nullcontext() as others,
     ):
-        report = check(tokens, vocab_size=vocab_size, eos_id=eos_id, against=others, progress=on_terminal())
+        report = check(
+            tokens,
+            vocab_size=vocab_size,
+            eos_id=eos_id,
+            bos_id=bos_id,
+            against=others,
+            progress=on_terminal(),
+        )
     if as_json:
         values = asdict(report)
         print_out(values.pop("counts") | values)
@@ -62,7 +79,9 @@ def check_screen(report: Report, bar: str) -> str:
     lines += row("ids", f"{counts.lowest_id:,} to {counts.highest_id:,}")
     if counts.num_eos:
         rate = f"one in {counts.num_tokens / counts.num_eos:,.1f} tokens"
-        lines += row("end of text", f"id {counts.eos_id}, {counted(counts.num_eos, 'time')}, {rate}")
+        label, where = _SIDES[report.eos_side]
+        lines += row(label, f"id {counts.eos_id}, {counted(counts.num_eos, 'time')}, {rate}")
+        lines += row("", where.format(counts.eos_id))
     else:
         lines += row("end of text", "none found")
     if counts.num_documents:

@@ -9,6 +9,7 @@ Source: https://github.com/huggingface/datatrove/blob/main/src/datatrove/pipelin
 """
 
 import os.path
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def _last_document_end(index_path: Path) -> int:
 def _count_in_metadata(metadata_path: Path) -> int:
     with metadata_path.open("rb") as file:
         lines = file.read(1 << 16).splitlines()
-    if len(lines) < 2 or not lines[1].isdigit():
+    if len(lines) < 2 or not re.fullmatch(rb"[0-9]{1,20}", lines[1]):
         raise NotThisFormatError(f"{metadata_path.name} beside it tells no number of tokens")
     return int(lines[1])
 

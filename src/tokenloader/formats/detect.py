@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 from tokenloader.formats import datatrove, headerless, json_side_file, llm_c, megatron, npy, safetensors
 from tokenloader.formats.extent import Extent, token_dtype
 from tokenloader.formats.format import Candidate, DoubtfulFormatError, NotThisFormatError, look_at
+from tokenloader.formats.quoting import printable_messages
 
 FORMATS = (
     safetensors.FORMAT,
@@ -28,6 +29,7 @@ class UnknownFormatError(ValueError):
     """The file is of no known format, and no dtype= was given."""
 
 
+@printable_messages()
 def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
     """Finds the tokens of one file; arguments and errors are those of `locate_shards`."""
     candidate = look_at(path)

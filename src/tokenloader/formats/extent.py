@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tokenloader.formats.identity import FileIdentity
+from tokenloader.formats.quoting import shown
 
 if TYPE_CHECKING:
     from tokenloader.formats.format import Format
@@ -58,14 +59,17 @@ def flat_extent(
 ) -> Extent:
     """Checks what a header promises: one flat axis of a token dtype that takes all bytes of `data`."""
     if len(shape) != 1:
-        raise ValueError(f"{path}: {what} has shape {shape}; expected one flat axis: array.reshape(-1)")
+        raise ValueError(
+            f"{path}: {what} has shape {shown(shape)}; expected one flat axis: array.reshape(-1)"
+        )
     found = token_dtype(dtype, f"{path}: {what} is of dtype ", CONVERT_IT)
     extent = Extent(path, data.start, found, shape[0], format)
     if extent.num_tokens == 0:
         raise ValueError(f"{path}: {what} has no tokens")
     if extent.nbytes != len(data):
+        promised = f"{extent.nbytes:,}" if extent.nbytes < 2**64 else "2**64 or more"
         raise ValueError(
-            f"{path}: the header promises {extent.nbytes:,} bytes of tokens, the file has {len(data):,}; "
+            f"{path}: the header promises {promised} bytes of tokens, the file has {len(data):,}; "
             f"is the download or conversion complete? Fetch or write it again"
         )
     return extent

@@ -4,6 +4,7 @@ To add a format, write a module with a function `find` and a constant FORMAT, an
 `detect.FORMATS`. A format that can be written has a Writer too.
 """
 
+import errno
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
 from tokenloader.formats.identity import FileIdentity, naming
+from tokenloader.formats.quoting import printable_messages
 
 
 class NotThisFormatError(ValueError):
@@ -68,12 +70,14 @@ class Format:
 
 
 def look_at(path: Path) -> Candidate:
-    """Reads what all formats look at; refuses a file that is missing, empty, a pipe or a device."""
+    """Reads what all formats look at; refuses what is missing, empty, a directory, a pipe or a device."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file (looked in {path.parent.absolute()})") from None
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "is a directory; expected a token file", str(path))
+    if not stat.S_ISREG(mode):
         raise ValueError(f"{path}: is a pipe or a device; write its tokens to a file and open that")
     with naming(path), path.open("rb") as file:
         identity, head = FileIdentity.of(file.fileno()), file.read(1024)
@@ -82,6 +86,7 @@ def look_at(path: Path) -> Candidate:
     return Candidate(path, identity.size_bytes, head, identity)
 
 
+@printable_messages()
 def read_document_boundaries(extent: Extent) -> NDArray[np.int64]:
     """Reads where documents begin and end, int64 [num_documents + 1] in tokens: 0, ..., num_tokens.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 
 from tokenloader.loader.groups import group_size
 from tokenloader.loader.sharding import Placement, processes_of, resolve_sharding
@@ -54,7 +54,7 @@ def check_setup(
     batch_size: int,
     seq_len: int,
     plan: Plan,
-    sharding: jax.Device | Sharding | None,
+    sharding: jax.Device | Sharding | PartitionSpec | None,
     prefetch: int,
     transform: Callable[[jax.Array], Any] | None,
 ) -> LoaderSetup:
@@ -70,10 +70,17 @@ def check_setup(
     prefetch = _positive("prefetch", prefetch)
     bound = plan.bind(len(tokens), seq_len)
     placement = resolve_sharding(sharding, batch_size, seq_len)
+    if transform is not None and placement.memory_kind is not None:
+        raise ValueError(
+            f"sharding has memory_kind={placement.memory_kind!r}, and a transform computes in the devices' "
+            f"own memory; leave memory_kind out and move a batch with jax.device_put(batch, ...), or pass "
+            f"transform=None, whose blocks go there"
+        )
     group = 1
     if transform is not None and placement.stacks:
         batch_bytes = batch_size * (seq_len + 1) * tokens.dtype.itemsize
         group = group_size(batch_bytes // len(processes_of(placement.sharding)), prefetch)
+    tokens.fingerprint()  # now, and kept: a state must be had also when the file cannot be read any more
     cursor = Cursor.begin(bound, batch_size)
     return LoaderSetup(tokens, prefetch, transform, cursor, placement, group)
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 import jax
 import numpy as np
 from jax.profiler import TraceAnnotation
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from tokenloader.batches.batch import Batch, next_token
@@ -41,7 +41,7 @@ _DEFAULT_PLAN = ShuffledEpochs(seed=0)
 class TokenLoader(Generic[T]):
     """An iterator over training batches that are on the device before they are asked for.
 
-    Nothing is read before the first `next()`; from then on a background thread keeps `prefetch`
+    No window is read before the first `next()`; from then on a background thread keeps `prefetch`
     batches ready. The order of samples depends on plan, tokens and seq_len alone. Use it from one thread.
     Where a plan has an end, a `for` over the loader afterwards makes another pass from the beginning.
 
@@ -53,7 +53,10 @@ class TokenLoader(Generic[T]):
             a subclass of `Plan`.
         sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len],
             over the devices of this process or of all. It may split rows, sequences or both, each over
-            one mesh axis or several. None: JAX's default device now, at construction.
+            one mesh axis or several. A PartitionSpec, or a NamedSharding over an AbstractMesh, is over
+            the mesh that jax.set_mesh has set at construction. None: JAX's default device then, which
+            is refused where a mesh of several devices is set. A memory_kind other than the one that
+            devices compute in goes with transform=None only.
         prefetch: batches that may wait on the device, 1 or more; 2 is double buffering. Small ones
             (256 KiB at most together) are read and sent `1 + prefetch // 2` at a time.
         transform: a traceable function from a block, integers [batch_size, seq_len + 1] on the device,
@@ -73,6 +76,7 @@ class TokenLoader(Generic[T]):
         TypeError, ValueError: an argument is not as described, tokens are fewer than a window, the
             plan ends before its first full batch, batch_size or seq_len does not divide over the
             sharding, or processes were given different arguments.
+        OSError: the tokens cannot be read; 64 KiB of them are, for the `fingerprint` that states hold.
 
     Example:
         >>> tokens = tl.open_tokens(np.arange(100, dtype=np.uint16))
@@ -94,7 +98,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
     ) -> None: ...
     @overload
@@ -105,7 +109,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
         transform: None,
     ) -> None: ...
@@ -117,7 +121,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
         transform: Callable[[jax.Array], T],
     ) -> None: ...
@@ -128,7 +132,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = _DEFAULT_PLAN,
-        sharding: jax.Device | Sharding | None = None,
+        sharding: jax.Device | Sharding | PartitionSpec | None = None,
         prefetch: int = 2,
         transform: Callable[[jax.Array], Any] | None = next_token,
     ) -> None:
@@ -203,7 +207,27 @@ class TokenLoader(Generic[T]):
         """Returns the position after the last batch handed out: a small flat dict of integers and strings.
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
-        with the batch after it. What has been prefetched does not count.
+        <<<<<<< HEAD
+        with the batch after it. What has been prefetched does not count. Reads nothing: also when the
+        tokens are closed, or their file is gone, there is a state to save.
+        =======
+        with the batch after it. What the loader has prefetched does not count. What another iterator
+        around it has taken ahead does (flax.jax_utils.prefetch_to_device, a queue of one's own). The
+        loader makes such iterators needless; where there must be one, keep the state of each batch as it
+        goes in, and save that of the last batch that came out::
+
+            states = collections.deque()
+
+
+            def with_states(loader):
+                for batch in loader:
+                    states.append(loader.get_state())
+                    yield batch
+
+
+            for batch in prefetch_to_device(with_states(loader), 2):
+                state = states.popleft()  # goes on after this batch
+        >>>>>>> main
 
         In an Orbax checkpoint it is an item of its own, `ocp.args.JsonSave(loader.get_state())`. Code
         for get_state and set_state of Grain's iterators takes a loader as it is, except
@@ -227,8 +251,9 @@ class TokenLoader(Generic[T]):
                 was trained on: keep the old state to look that up.
 
         Raises:
-            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); or
-                state is not what get_state returns, or of a newer release. TypeError if it is no mapping.
+            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); the
+                run would have changed its batch_size more than 1,000 times; or state is not what
+                get_state returns, or of a newer release. TypeError if it is no mapping.
         """
         with check_same_across_processes("states for set_state", not self._placement.is_local) as given:
             saved = from_dict(state)

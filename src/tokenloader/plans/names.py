@@ -21,8 +21,8 @@ def bind_named(key: str, until_sample: int, num_tokens: int, seq_len: int) -> Bo
     Raises ValueError if the key is none of tokenloader's own plans, or the plan does not fit the tokens.
     """
     unknown = ValueError(
-        f"state: plan is {key}, which is none of {', '.join(_SIMPLE_PLANS)} and Mixture, so its windows "
-        f"cannot be told from the state alone; in Python, make a TokenLoader with that plan, "
+        f"state: plan is {in_message(key)}, which is none of {', '.join(_SIMPLE_PLANS)} and Mixture, so "
+        f"its windows cannot be told from the state alone; in Python, make a TokenLoader with that plan, "
         f"set_state(state), and ask its window_starts(step) and window_tokens(step)"
     )
     try:
@@ -33,6 +33,14 @@ def bind_named(key: str, until_sample: int, num_tokens: int, seq_len: int) -> Bo
     if bound.key(until_sample) != key:  # written in another way than keys are
         raise unknown
     return bound
+
+
+def in_message(name: str) -> str:
+    """Returns a name from a state in one printable line of at most 1,000 characters."""
+    if len(name) > 1000:
+        name = f"{name[:498]}...{name[-498:]}"
+    escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
+    return escaped if len(escaped) <= 1000 else f"{escaped[:997]}..."
 
 
 def _plan(node: ast.expr) -> Plan:

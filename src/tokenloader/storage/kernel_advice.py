@@ -77,16 +77,15 @@ class KernelAdvice:
         """
         if not self._copies:
             return 0, errno.ENOSYS
-        ends = ranges[:, 1].cumsum()
-        copied = 0
-        while copied < len(out):  # a call copies 2 GiB at most
-            first = int(ends.searchsorted(copied, side="right"))
-            some = ranges[first : first + _MAX_RANGES].copy()
-            skipped = copied - (int(ends[first]) - int(some[0, 1]))
-            some[0] += skipped, -skipped
-            block = np.array([out.ctypes.data + copied, len(out) - copied])
-            arguments = some.ctypes.data, len(some), block.ctypes.data, 1, 0
-            now = self._libc.process_vm_writev(os.getpid(), *arguments)
+        address, some, copied = out.ctypes.data, ranges[:_MAX_RANGES], 0
+        while copied < len(out):  # a call takes 1,024 ranges and copies 2 GiB at most
+            if copied:
+                ends = ranges[:, 1].cumsum()
+                first = int(ends.searchsorted(copied, side="right"))
+                some = ranges[first : first + _MAX_RANGES].copy()
+                some[0] = some[0].sum() - (ends[first] - copied), ends[first] - copied  # what is left of it
+            block = (ctypes.c_size_t * 2)(address + copied, len(out) - copied)
+            now = self._libc.process_vm_writev(os.getpid(), some.ctypes.data, len(some), block, 1, 0)
             if now <= 0:
                 code = ctypes.get_errno() if now else errno.EFAULT
                 self._copies = code not in (errno.ENOSYS, errno.EPERM)  # forbidden: not asked for again

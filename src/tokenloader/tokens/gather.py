@@ -88,7 +88,7 @@ class Axis:
         """Finds the windows [starts[i], starts[i] + length) in memory. Starts may change later."""
         offsets = starts * self.dtype.itemsize
         if len(self._stretches) == 1:
-            return Located(length, offsets, np.zeros_like(starts), {})
+            return Located(length, offsets, np.zeros(len(starts), np.int64), {})
         stretch = self._ends.searchsorted(starts, side="right")
         offsets += self._shift_bytes[stretch]
         rows = np.flatnonzero(starts + length > self._ends[stretch])
