@@ -68,7 +68,10 @@ class TokenLoader(Generic[T]):
             None a block is [batch_size, n * (seq_len / n + 1)]: each part, and the token after it.
 
     With a sharding over several processes, each makes a loader with the same arguments, and takes and
-    resumes the same batches: the constructor and `set_state` wait for all, and compare. Each plans,
+    resumes the same batches: the constructor and `set_state` wait for all, and compare. Of a transform
+    they compare code, and the values that it closes over, reads as globals of its module, or has as
+    attributes, where these are numbers, strings, arrays of up to 1 MiB, containers and dataclasses of
+    them, or functions; what other objects hold cannot be compared. Each plans,
     reads and sends only what its own devices hold; no collective and no jit runs in the background.
     After Ctrl-C on some of them alone, `set_state` on all brings them together again.
 
@@ -233,8 +236,8 @@ class TokenLoader(Generic[T]):
     def set_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Moves to the position of a state, of this loader or of one made alike.
 
-        batch_size, prefetch, sharding, residency and the split into files may differ: the samples go on
-        where they stopped.
+        batch_size, prefetch, sharding, transform, residency and the split into files may differ: the
+        samples go on where they stopped.
 
         Args:
             state: from `get_state`.

@@ -91,7 +91,9 @@ class BoundPlan(ABC):
     def key(self, until_sample: int) -> str:
         """Returns a name for all that decides the samples before until_sample. A saved state keeps it.
 
-        What decides later samples only, as a number of epochs does, stays out of it.
+        What decides later samples only, as a number of epochs does, stays out of it. Where the text hides
+        something, as numpy's text of an array does or an object's address, the loader has it end there,
+        with a hash of the fields of the whole plan, and refuses what cannot be hashed.
         """
 
 
