@@ -41,7 +41,7 @@ class LoaderSetup:
             "tokens": self.tokens.fingerprint(),
             "plan": plan.key(0),
             "windows of the plan": probe(plan, min(_PROBED_SAMPLES, plan.num_samples or _PROBED_SAMPLES)),
-            "end of the plan": plan.num_samples,
+            "end of the plan": None if plan.num_samples is None else int(plan.num_samples),
             "batch_size": self.placement.batch_size,
             "seq_len": self.placement.seq_len,
             "prefetch": self.prefetch,

@@ -243,9 +243,10 @@ class TokenLoader(Generic[T]):
             state: from `get_state`.
             strict: False goes on also where plan, seq_len or data differ, with a UserWarning that lists
                 what does. Step and sample number are kept, and mean what this loader's plan makes of
-                them: it hands out the windows that a run of its own would hand out from there on.
-                window_starts of the steps before tells what such a run would have had, which is not what
-                was trained on: keep the old state to look that up.
+                them: it hands out the windows that a run of its own would hand out from there on. So
+                some windows are trained on a second time, and others not at all; where the weights of
+                a Mixture are all that differs, the warning counts them. window_starts of the steps before
+                tells what such a run would have had: keep the old state to look up what was trained on.
 
         Raises:
             ValueError: plan, seq_len or data differ and strict is True (each difference is listed); the
