@@ -65,7 +65,8 @@ class TokenLoader(Generic[T]):
             None a block is [batch_size, n * (seq_len / n + 1)]: each part, and the token after it.
 
     With a sharding over several processes, each makes a loader with the same arguments, and takes and
-    resumes the same batches: the constructor and `set_state` wait for all, and compare. Each plans,
+    resumes the same batches: the constructor and `set_state` wait for all, and compare (of the tokens a
+    sample: `TokenArray.fingerprint`; all of them: `tokenloader check --fingerprint`). Each plans,
     reads and sends only what its own devices hold; no collective and no jit runs in the background.
     After Ctrl-C on some of them alone, `set_state` on all brings them together again.
 
@@ -227,8 +228,9 @@ class TokenLoader(Generic[T]):
                 was trained on: keep the old state to look that up.
 
         Raises:
-            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); or
-                state is not what get_state returns, or of a newer release. TypeError if it is no mapping.
+            ValueError: plan, seq_len or data (by `TokenArray.fingerprint`, a sample) differ and strict is
+                True (each difference is listed); or state is not what get_state returns, or of a newer
+                release. TypeError if it is no mapping.
         """
         with check_same_across_processes("states for set_state", not self._placement.is_local) as given:
             saved = from_dict(state)
