@@ -189,7 +189,9 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
         raise ValueError("source is an empty path; name the token file")
     if is_hub_address(address):
         return download(address)
-    if (scheme := re.match("[a-z][a-z0-9+.-]*://", address)) and not os.path.exists(address):
+    if (scheme := re.match("hf:/|[a-z][a-z0-9+.-]*://", address, re.I)) and not os.path.exists(address):
+        if not scheme[0].endswith("//"):
+            raise ValueError(f"{address}: expected hf://; a Path drops a slash, so pass the text itself")
         raise ValueError(
             f"{address}: {scheme[0]} addresses are not read; download the file and name that, or "
             f"one on the Hugging Face Hub: hf://datasets/OWNER/NAME/FILE"
