@@ -32,7 +32,7 @@ class Candidate:
     """A file whose format is to be found."""
 
     path: Path
-    size_bytes: int  # 1 or more
+    size_bytes: int
     head: bytes  # the first 1,024 bytes, or all if there are fewer
 
 
@@ -69,7 +69,7 @@ class Format:
 
 
 def look_at(path: Path) -> Candidate:
-    """Reads what all formats look at; refuses what is missing, empty, a directory, a pipe or a device."""
+    """Reads what all formats look at; refuses what is missing, a directory, a pipe or a device."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -80,8 +80,6 @@ def look_at(path: Path) -> Candidate:
         raise ValueError(f"{path}: is a pipe or a device; write its tokens to a file and open that")
     with path.open("rb") as file:
         size_bytes, head = os.fstat(file.fileno()).st_size, file.read(1024)
-    if size_bytes == 0:
-        raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
     return Candidate(path, size_bytes, head)
 
 
