@@ -42,7 +42,7 @@ def rewrite(path, data=b"\1" * 5000):
         file.write(data)
 
 
-REMEDY = "; open the tokens again, and write new data under a new name"
+REMEDY = "; was it truncated or written to? Open the tokens again, and write new data under a new name"
 
 
 def test_a_file_of_another_size_is_named_with_both_sizes(path):

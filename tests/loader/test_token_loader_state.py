@@ -3,6 +3,7 @@
 import collections
 import itertools
 import json
+import os
 from functools import partial
 
 import numpy as np
@@ -362,6 +363,33 @@ def test_a_negative_step_is_an_error(tokens, step):
 def test_a_step_that_is_no_integer_is_a_type_error(tokens, step):
     with pytest.raises(TypeError, match=type(step).__name__):
         tl.TokenLoader(tokens, 5, 100).window_starts(step)
+
+
+@pytest.mark.parametrize("residency", ["mmap", "ram"])
+def test_a_state_is_had_in_an_emergency_when_the_file_cannot_be_read_any_more(tmp_path, residency):
+    path = tmp_path / "t.bin"
+    TOKENS.tofile(path)
+    tokens = tl.open_tokens(path, dtype="uint16", residency=residency)
+    fresh, used = (tl.TokenLoader(tokens, 2, 9) for _ in range(2))
+    expected = tl.TokenLoader(tl.open_tokens(TOKENS), 2, 9).get_state()
+    next(used)
+    os.truncate(path, 0)
+    assert fresh.get_state() == expected
+    assert used.get_state()["step"] == 1
+    tokens.close()
+    assert fresh.get_state() == expected
+    fresh.set_state(used.get_state())
+    assert fresh.step == 1
+
+
+def test_a_loader_of_tokens_that_cannot_be_read_is_refused_with_the_name_of_the_file(tmp_path):
+    path = tmp_path / "t.bin"
+    TOKENS.tofile(path)
+    tokens = tl.open_tokens(path, dtype="uint16")
+    os.truncate(path, 0)
+    with pytest.raises(OSError, match="it has 0 bytes and had") as raised:
+        tl.TokenLoader(tokens, 2, 9)
+    assert raised.value.filename == str(path)
 
 
 def test_the_state_of_each_batch_is_kept_where_another_iterator_takes_batches_ahead(tokens):

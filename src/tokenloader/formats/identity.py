@@ -32,9 +32,11 @@ class FileIdentity(NamedTuple):
 
 
 def check_unchanged(descriptor: int, path: Path | str, expected: FileIdentity) -> None:
-    """Raises OSError, which names the path, unless an open file is what it was, in a microsecond."""
-    with naming(path):
+    """Raises OSError, which names the path, unless an open file is what it was."""
+    try:  # and not naming(), which takes longer than the asking
         found = FileIdentity.of(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     if found == expected:
         return
     if found[:2] != expected[:2]:
@@ -48,8 +50,8 @@ def check_unchanged(descriptor: int, path: Path | str, expected: FileIdentity) -
             changes += [f"it was modified at {now} and before at {before} (UTC)"]
     raise OSError(
         errno.EIO,
-        f"has changed since it was opened: {', '.join(changes)}; open the tokens again, and write new data "
-        f"under a new name",
+        f"has changed since it was opened: {', '.join(changes)}; was it truncated or written to? Open "
+        f"the tokens again, and write new data under a new name",
         str(path),
     )
 

@@ -81,6 +81,7 @@ def check_setup(
     if transform is not None and placement.stacks:
         batch_bytes = batch_size * (seq_len + 1) * tokens.dtype.itemsize
         group = group_size(batch_bytes // len(processes_of(placement.sharding)), prefetch)
+    tokens.fingerprint()  # now, and kept: a state must be had also when the file cannot be read any more
     cursor = Cursor.begin(bound, batch_size)
     return LoaderSetup(tokens, prefetch, transform, cursor, placement, group)
 

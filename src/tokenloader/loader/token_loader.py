@@ -41,7 +41,7 @@ _DEFAULT_PLAN = ShuffledEpochs(seed=0)
 class TokenLoader(Generic[T]):
     """An iterator over training batches that are on the device before they are asked for.
 
-    Nothing is read before the first `next()`; from then on a background thread keeps `prefetch`
+    No window is read before the first `next()`; from then on a background thread keeps `prefetch`
     batches ready. The order of samples depends on plan, tokens and seq_len alone. Use it from one thread.
     Where a plan has an end, a `for` over the loader afterwards makes another pass from the beginning.
 
@@ -80,6 +80,7 @@ class TokenLoader(Generic[T]):
         TypeError, ValueError: an argument is not as described, tokens are fewer than a window, the
             plan ends before its first full batch, batch_size or seq_len does not divide over the
             sharding, or processes were given different arguments.
+        OSError: the tokens cannot be read; 64 KiB of them are, for the `fingerprint` that states hold.
 
     Example:
         >>> tokens = tl.open_tokens(np.arange(100, dtype=np.uint16))
@@ -210,6 +211,10 @@ class TokenLoader(Generic[T]):
         """Returns the position after the last batch handed out: a small flat dict of integers and strings.
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
+        <<<<<<< HEAD
+        with the batch after it. What has been prefetched does not count. Reads nothing: also when the
+        tokens are closed, or their file is gone, there is a state to save.
+        =======
         with the batch after it. What the loader has prefetched does not count. What another iterator
         around it has taken ahead does (flax.jax_utils.prefetch_to_device, a queue of one's own). The
         loader makes such iterators needless; where there must be one, keep the state of each batch as it
@@ -226,6 +231,7 @@ class TokenLoader(Generic[T]):
 
             for batch in prefetch_to_device(with_states(loader), 2):
                 state = states.popleft()  # goes on after this batch
+        >>>>>>> main
 
         In an Orbax checkpoint it is an item of its own, `ocp.args.JsonSave(loader.get_state())`. Code
         for get_state and set_state of Grain's iterators takes a loader as it is, except

@@ -16,7 +16,7 @@ from tokenloader.formats.quoting import shown
 from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
-from tokenloader.storage.mapped import map_read_only, open_file
+from tokenloader.storage.mapped import hold_file_under, is_mapped, map_read_only, open_file
 from tokenloader.storage.memory_limits import available_bytes
 from tokenloader.storage.ram import RamFill, check_it_fits
 from tokenloader.tokens.part import Part
@@ -116,11 +116,13 @@ def join(
         opened = iter(files)
         for source in sources:
             if isinstance(source, Extent):
-                array = map_read_only(source, next(opened, None))
-                parts.append(Part(array, "filling" if to_fill else "mapped", source))
+                array, file = map_read_only(source, next(opened, None))
+                parts.append(Part(array, "filling" if to_fill else "mapped", source, file))
             elif isinstance(source, TokenArray):
                 source.wait_until_loaded()
                 parts += source._parts()
+            elif is_mapped(source):
+                parts.append(Part(source, "mapped", file=hold_file_under(source)))
             else:
                 parts.append(Part(source))
         fill = start_fill(to_fill, files) if to_fill else None
