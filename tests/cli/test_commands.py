@@ -135,6 +135,34 @@ def test_check_in_json(run):
     assert len(report["problems"]) == 1
 
 
+def test_check_compares_all_tokens_of_two_copies_by_their_fingerprint(run):
+    ids = np.load("train.npy")
+    np.save("zeroed.npy", np.concatenate([ids[:1000], 0 * ids[1000:1100], ids[1100:]]))
+    opened = [tl.open_tokens(name) for name in ("train.npy", "zeroed.npy")]
+    assert opened[0].fingerprint() == opened[1].fingerprint()  # a sample of each
+    status, right, err = run("check", "--fingerprint", "train.safetensors")
+    assert (status, err) == (0, "")
+    expect = ("--expect-fingerprint", right.strip())
+    assert run("check", "train.npy", *expect) == (0, right, "")
+    status, out, _ = run("check", "zeroed.npy", *expect)
+    wrong = run("check", "zeroed.npy", "--fingerprint")[1].strip()
+    assert status == 1
+    told = f"these are not the tokens of {right.strip()}"
+    assert out == f"{wrong}\nWRONG: {told}\n"
+    status, out, _ = run("check", "zeroed.npy", *expect, "--json")
+    assert (status, json.loads(out)) == (1, {"fingerprint": wrong, "problems": [told]})
+
+
+def test_check_refuses_what_is_no_fingerprint_of_all_tokens(run):
+    sampled = tl.open_tokens("train.npy").fingerprint()
+    status, _, err = run("check", "train.npy", "--expect-fingerprint", sampled)
+    assert status == 2
+    assert f"--expect-fingerprint is '{sampled}'; expected what check --fingerprint prints" in err
+    status, _, err = run("check", "train.npy", "--fingerprint", "--vocab-size", 50_257)
+    assert status == 2
+    assert "with --fingerprint tokens are hashed and not checked; give --vocab-size" in err
+
+
 def test_the_histogram_is_drawn_in_what_the_terminal_can_show(folder):
     bars = {}
     for encoding in ("utf-8", "ascii"):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tokenloader import RandomWindows, ShuffledEpochs
+from tokenloader import Mixture, RandomWindows, ShuffledEpochs
 from tokenloader.plans.cursor import MAX_CHANGES, BatchSizeSchedule, Cursor, Stretch, probe
 from tokenloader.plans.state import VERSION, RunState, differences, from_dict
 
@@ -293,3 +293,81 @@ def test_as_many_changes_of_batch_size_are_read_as_a_run_may_have():
         )
         with pytest.raises(ValueError, match=re.escape(told)):
             from_dict(state(num_changes).to_dict())
+
+
+# Mixtures of other weights
+
+
+SOURCES = [range(600), range(600, 1000), range(1000, 3000)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "other", "sample"),
+    [((3, 1), (1, 1), 40), ((1, 1), (3, 1), 41), ((1, 2, 3), (3, 2, 1), 70), ((1, 99, 1), (99, 1, 1), 9)],
+)
+def test_other_weights_of_a_mixture_say_exactly_what_comes_twice_and_what_never_does(
+    weights, other, sample
+):
+    inner = ShuffledEpochs(0, num_epochs=50)
+    old, new = (
+        Mixture(dict(zip(SOURCES, each, strict=False)), inner).bind(3000, 4) for each in (weights, other)
+    )
+    saved = RunState.of_run(Cursor.at(old, BatchSizeSchedule.constant(1), sample), seq_len=4, data="d")
+    (line,) = differences(saved, new, seq_len=4, data="d")
+    assert line.startswith(f"plan: saved {old.key(0)}, here {new.key(0)}: the sources go on where")
+    told = re.search(
+        r"of the next (\d+) windows (\d+) were trained on .* and (\d+) others are left out", line
+    )
+    horizon, num_repeated, num_left_out = map(int, told.groups())
+    trained = set(old.window_starts(np.arange(sample)).tolist())
+    following = new.window_starts(np.arange(sample, sample + horizon)).tolist()
+    repeated = trained.intersection(following)
+    assert len(repeated) == num_repeated > 0
+    assert following[-1] in repeated  # the last that is
+    # What the new weights would have trained on before, and the old ones have not.
+    never = set(new.window_starts(np.arange(sample)).tolist()) - trained
+    assert len(never) == num_left_out
+    for source in SOURCES[: len(weights)]:
+        for starts, where in ((repeated, line.split("left out")[0]), (never, line.split("left out")[1])):
+            count = len(starts.intersection(source))
+            assert (f"{count} of {source}" in where) == (count > 0)
+
+
+def test_half_of_the_next_windows_come_again_where_three_to_one_becomes_one_to_one():
+    old, new = (
+        Mixture({range(10**6): first, range(10**6, 2 * 10**6): 1}, RandomWindows(0)).bind(2 * 10**6, 9)
+        for first in (3, 1)
+    )
+    saved = RunState.of_run(Cursor.at(old, BatchSizeSchedule.constant(4), 100), seq_len=9, data="d")
+    (line,) = differences(saved, new, seq_len=9, data="d")
+    assert line.endswith(
+        "so of the next 199 windows 100 were trained on before (100 of range(0, 1000000)), and 100 others "
+        "are left out (100 of range(1000000, 2000000))"
+    )
+
+
+def test_other_weights_that_have_moved_no_source_say_so():
+    old, new = (
+        Mixture({range(600): first, range(600, 1000): 1}, RandomWindows(0)).bind(1000, 9)
+        for first in (2, 1)
+    )
+    saved = RunState.of_run(Cursor.begin(old, 4), seq_len=9, data="d")
+    (line,) = differences(saved, new, seq_len=9, data="d")
+    assert line.endswith("the proportions change from here on; no window comes twice or is left out")
+
+
+@pytest.mark.parametrize(
+    ("other", "seq_len"),
+    [
+        (Mixture({range(600): 1, range(600, 1000): 1}, RandomWindows(1)), 9),
+        (Mixture({range(500): 1, range(500, 1000): 1}, RandomWindows(0)), 9),
+        (Mixture({range(600): 1, range(600, 1000): 1}, RandomWindows(0)), 8),
+        (RandomWindows(0), 9),
+    ],
+    ids=["other order", "other sources", "other seq_len", "no mixture"],
+)
+def test_mixtures_that_differ_in_more_than_weights_say_what_any_plans_do(other, seq_len):
+    old = Mixture({range(600): 3, range(600, 1000): 1}, RandomWindows(0)).bind(1000, 9)
+    saved = RunState.of_run(Cursor.at(old, BatchSizeSchedule.constant(4), 7), seq_len=9, data="d")
+    found = differences(saved, other.bind(1000, seq_len), seq_len=seq_len, data="d")
+    assert found[0].endswith("so some would be trained on a second time, and others not at all")

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import click
 
 from tokenloader.check.check import Report, check, counted
+from tokenloader.check.fingerprint import full_fingerprint, is_full_fingerprint
 from tokenloader.check.repeats import Repeats
 from tokenloader.cli.console import WRONG, on_terminal, print_out, row, sentence
 from tokenloader.cli.options import POSITIVE, Sources, as_json, reads_tokens, takes_delimiter
@@ -25,6 +26,8 @@ _SIDES = {  # a label and a remark for each place of the id between documents
 @click.option("--vocab-size", type=POSITIVE, help="Number of ids; each is expected below it.")
 @takes_delimiter
 @click.option("--against", multiple=True, metavar="SOURCE", help="Tokens that should share no document.")
+@click.option("--fingerprint", is_flag=True, help="Hash every token instead, and print the hash.")
+@click.option("--expect-fingerprint", metavar="HASH", help="Hash likewise; another hash is wrong.")
 @as_json
 def command(
     sources: Sources,
@@ -32,6 +35,8 @@ def command(
     eos_id: int | None,
     bos_id: int | None,
     against: tuple[str, ...],
+    fingerprint: bool,
+    expect_fingerprint: str | None,
     as_json: bool,
 ) -> None:
     """Tell whether something is wrong with a token file.
@@ -41,6 +46,9 @@ def command(
     other tokens too. Without --eos-id or --bos-id, the ids of GPT-2, Llama, Gemma, Qwen and OpenAI's
     encodings are looked for; where the id stands, after each document or before it, is told.
 
+    With --fingerprint, every token is hashed instead, at the speed of the disk. Hosts that print the
+    same hold the same tokens, in whatever format and files.
+
     The exit status is 1 if something is wrong. Duplicates are wrong when they are over 1% of the
     documents; a document shared with --against always is.
 
@@ -49,7 +57,16 @@ def command(
       tokenloader check --vocab-size 50257 train.safetensors
       tokenloader check validation.safetensors --against train.safetensors
       tokenloader check --eos-id 2 --json llama2.npy
+      tokenloader check --fingerprint train.safetensors
     """
+    if fingerprint or expect_fingerprint is not None:
+        if vocab_size is not None or eos_id is not None or bos_id is not None or against:
+            raise click.UsageError(
+                "with --fingerprint tokens are hashed and not checked; give --vocab-size, --eos-id, "
+                "--bos-id and --against in a run of their own"
+            )
+        _print_fingerprint(sources, expect_fingerprint, as_json)
+        return
     with (
         sources.open() as tokens,
         replace(sources, names=against).open() if against else nullcontext() as others,
@@ -69,6 +86,23 @@ def command(
         encoding = (sys.stdout.encoding or "").lower()
         print_out(check_screen(report, "█" if encoding.startswith("utf") else "#"))
     if report.problems:
+        sys.exit(WRONG)
+
+
+def _print_fingerprint(sources: Sources, expected: str | None, as_json: bool) -> None:
+    if expected is not None and not is_full_fingerprint(expected):
+        raise click.UsageError(
+            f"--expect-fingerprint is {expected!r}; expected what check --fingerprint prints, "
+            f"DTYPE:NUM_TOKENS:HASH with 64 hex digits"
+        )
+    with sources.open() as tokens:
+        found = full_fingerprint(tokens, progress=on_terminal())
+    problems = [f"these are not the tokens of {expected}"] if expected not in (None, found) else []
+    if as_json:
+        print_out({"fingerprint": found, "problems": problems})
+    else:
+        print_out("\n".join([found, *(f"WRONG: {problem}" for problem in problems)]))  # no hash is wrapped
+    if problems:
         sys.exit(WRONG)
 
 

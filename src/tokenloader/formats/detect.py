@@ -51,6 +51,8 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
                     f"{extent.dtype}; dtype= is for headerless files only, leave it out"
                 )
             return _identified(extent, candidate)
+    if not candidate.size_bytes:
+        raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
     if doubt:
         raise doubt
     if given is not None:

@@ -27,7 +27,7 @@ class Extent:
     path: Path
     offset_bytes: int  # before the first token; any number (safetensors data may start anywhere)
     dtype: np.dtype[Any]  # numpy dtype of one token, one of TOKEN_DTYPES
-    num_tokens: int  # 1 or more
+    num_tokens: int  # 0 if the format itself says so, of a file that has none
     format: Format
     index_path: Path | None = None  # the file beside it that says where documents end, if there is one
     # Of the file whose header was read; None: not known. Where tokens are does not depend on it.
@@ -64,8 +64,6 @@ def flat_extent(
         )
     found = token_dtype(dtype, f"{path}: {what} is of dtype ", CONVERT_IT)
     extent = Extent(path, data.start, found, shape[0], format)
-    if extent.num_tokens == 0:
-        raise ValueError(f"{path}: {what} has no tokens")
     if extent.nbytes != len(data):
         promised = f"{extent.nbytes:,}" if extent.nbytes < 2**64 else "2**64 or more"
         raise ValueError(

@@ -32,7 +32,7 @@ class Candidate:
     """A file whose format is to be found."""
 
     path: Path
-    size_bytes: int  # 1 or more
+    size_bytes: int
     head: bytes  # the first 1,024 bytes, or all if there are fewer
     identity: FileIdentity  # before anything else of the file was read
 
@@ -70,7 +70,7 @@ class Format:
 
 
 def look_at(path: Path) -> Candidate:
-    """Reads what all formats look at; refuses what is missing, empty, a directory, a pipe or a device."""
+    """Reads what all formats look at; refuses what is missing, a directory, a pipe or a device."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -81,8 +81,6 @@ def look_at(path: Path) -> Candidate:
         raise ValueError(f"{path}: is a pipe or a device; write its tokens to a file and open that")
     with naming(path), path.open("rb") as file:
         identity, head = FileIdentity.of(file.fileno()), file.read(1024)
-    if identity.size_bytes == 0:
-        raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
     return Candidate(path, identity.size_bytes, head, identity)
 
 

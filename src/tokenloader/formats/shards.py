@@ -33,6 +33,8 @@ _HELD_OUT = {"val", "valid", "validation", "test", "eval", "dev", "heldout"}
 def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Extent]:
     """Finds the tokens of a file, or of all files that a path stands for, in natural order.
 
+    Files without tokens, by their own header or index, are among them.
+
     Args:
         path: a token file; NAME.safetensors.index.json; a directory, of which the files named
             .safetensors, .npy, .bin or .ds are taken, hidden ones and directories in it are not; or a
@@ -120,6 +122,8 @@ def _locate_one_format(source: Path, files: list[Path], key: str, dtype: DTypeLi
     for file in files:
         try:
             extents.append(locate(file, key=key, dtype=dtype))
+            if not extents[-1].num_tokens:
+                continue
             format = extents[-1].format.name
         except UnknownFormatError as error:
             unknown, format = unknown or error, "unknown or headerless"

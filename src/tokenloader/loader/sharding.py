@@ -181,14 +181,15 @@ def over_context_mesh(sharding: Any) -> Any:
             return None
         raise ValueError(
             f"sharding is None under jax.set_mesh, whose mesh has the axes {dict(axes.shape_tuple)}; "
-            f"expected sharding=PartitionSpec({axes.axis_names[0]!r}) for rows split over "
-            f"{axes.axis_names[0]!r}, PartitionSpec() for copies, or sharding=jax.devices()[0]"
+            f"expected sharding=NamedSharding(mesh, PartitionSpec({axes.axis_names[0]!r})) for rows split "
+            f"over {axes.axis_names[0]!r}, with PartitionSpec() for copies, or sharding=jax.devices()[0]"
         )
     if isinstance(sharding, PartitionSpec):
         if mesh.empty:
             raise TypeError(
                 f"sharding is of type {type(sharding).__name__}; expected a mesh for it: "
-                f"sharding=NamedSharding(mesh, {sharding}), or `with jax.set_mesh(mesh):` around this call"
+                f"sharding=NamedSharding(mesh, {sharding}), or since jax 0.8.1 `with jax.set_mesh(mesh):` "
+                f"around this call"
             )
         try:
             return NamedSharding(mesh, sharding)

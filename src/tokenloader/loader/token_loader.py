@@ -68,7 +68,11 @@ class TokenLoader(Generic[T]):
             None a block is [batch_size, n * (seq_len / n + 1)]: each part, and the token after it.
 
     With a sharding over several processes, each makes a loader with the same arguments, and takes and
-    resumes the same batches: the constructor and `set_state` wait for all, and compare. Each plans,
+    resumes the same batches: the constructor and `set_state` wait for all, and compare. Of the tokens they
+    compare a sample (`TokenArray.fingerprint`; all of them: `tokenloader check --fingerprint`). Of a
+    transform they compare code, and the values that it closes over, reads as globals of its module, or has
+    as attributes, where these are numbers, strings, arrays of up to 1 MiB, containers and dataclasses of
+    them, or functions; what other objects hold cannot be compared. Each plans,
     reads and sends only what its own devices hold; no collective and no jit runs in the background.
     After Ctrl-C on some of them alone, `set_state` on all brings them together again.
 
@@ -239,21 +243,23 @@ class TokenLoader(Generic[T]):
     def set_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Moves to the position of a state, of this loader or of one made alike.
 
-        batch_size, prefetch, sharding, residency and the split into files may differ: the samples go on
-        where they stopped.
+        batch_size, prefetch, sharding, transform, residency and the split into files may differ: the
+        samples go on where they stopped.
 
         Args:
             state: from `get_state`.
             strict: False goes on also where plan, seq_len or data differ, with a UserWarning that lists
                 what does. Step and sample number are kept, and mean what this loader's plan makes of
-                them: it hands out the windows that a run of its own would hand out from there on.
-                window_starts of the steps before tells what such a run would have had, which is not what
-                was trained on: keep the old state to look that up.
+                them: it hands out the windows that a run of its own would hand out from there on. So
+                some windows are trained on a second time, and others not at all; where the weights of
+                a Mixture are all that differs, the warning counts them. window_starts of the steps before
+                tells what such a run would have had: keep the old state to look up what was trained on.
 
         Raises:
-            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); the
-                run would have changed its batch_size more than 1,000 times; or state is not what
-                get_state returns, or of a newer release. TypeError if it is no mapping.
+            ValueError: plan, seq_len or data (by `TokenArray.fingerprint`, a sample) differ and strict is
+                True (each difference is listed); the run would have changed its batch_size more than 1,000
+                times; or state is not what get_state returns, or of a newer release. TypeError if it is no
+                mapping.
         """
         with check_same_across_processes("states for set_state", not self._placement.is_local) as given:
             saved = from_dict(state)

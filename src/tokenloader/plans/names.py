@@ -25,14 +25,21 @@ def bind_named(key: str, until_sample: int, num_tokens: int, seq_len: int) -> Bo
         f"its windows cannot be told from the state alone; in Python, make a TokenLoader with that plan, "
         f"set_state(state), and ask its window_starts(step) and window_tokens(step)"
     )
-    try:
-        plan = _plan(ast.parse(key, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise unknown from error
+    plan = plan_named(key)
+    if plan is None:
+        raise unknown
     bound = plan.bind(num_tokens, seq_len)
     if bound.key(until_sample) != key:  # written in another way than keys are
         raise unknown
     return bound
+
+
+def plan_named(key: str) -> Plan | None:
+    """Returns the plan that a saved state calls by a key; None if it is none of tokenloader's own."""
+    try:
+        return _plan(ast.parse(key, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
 
 
 def in_message(name: str) -> str:

@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from tokenloader.plans.cursor import MAX_CHANGES, BatchSizeSchedule, Cursor, Stretch, probe
-from tokenloader.plans.names import in_message
+from tokenloader.plans.mixture import BoundMixture, Mixture
+from tokenloader.plans.names import in_message, plan_named
 from tokenloader.plans.plan import BoundPlan
 
 VERSION = 2
@@ -96,10 +97,13 @@ def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) ->
     key = plan.key(saved.sample)
     plan_here = in_message(key)
     if saved.plan != key:
-        lines.append(
-            f"plan: saved {in_message(saved.plan)}, here {plan_here}: the windows come in another order, "
-            f"so some would be trained on a second time, and others not at all"
+        effect = (
+            "the windows come in another order, so some would be trained on a second time, and others not "
+            "at all"
         )
+        if (saved.seq_len, saved.data) == (seq_len, data) and isinstance(plan, BoundMixture):
+            effect = _effect_of_weights(saved, plan) or effect
+        lines.append(f"plan: saved {in_message(saved.plan)}, here {plan_here}: {effect}")
     if saved.seq_len != seq_len:
         lines.append(
             f"seq_len: saved {saved.seq_len}, here {seq_len}: the windows are cut elsewhere; the run "
@@ -117,6 +121,17 @@ def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) ->
             f"decides its windows?"
         )
     return lines
+
+
+def _effect_of_weights(saved: RunState, plan: BoundMixture) -> str | None:
+    """Returns what becomes of the windows where two mixtures differ in their weights alone."""
+    before = plan_named(saved.plan)
+    if not isinstance(before, Mixture) or before.ranges != plan.mixture.ranges:
+        return None
+    reweighted = plan.with_weights(before.weights)
+    if reweighted.key(saved.sample) != saved.plan:
+        return None
+    return plan.effect_of_going_on_from(reweighted, saved.sample)
 
 
 def data_difference(saved: str, here: str) -> str:

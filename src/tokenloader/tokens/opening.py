@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
+from tokenloader.formats.quoting import shown
 from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
@@ -45,7 +46,7 @@ def open_tokens(
 
     Args:
         source: any of these, or a sequence of them, which become one token axis in the order given,
-            shards in natural order, shard_2 before shard_10:
+            shards in natural order, shard_2 before shard_10, files that say they have no tokens skipped:
 
             - a token file; of Megatron-LM tokens either of the two files;
             - a directory of shards: all files in it named .safetensors, .npy, .bin or .ds;
@@ -154,6 +155,7 @@ def _wrong_type(name: str, found: object, remedy: str = "") -> TypeError:
 def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) -> list[_Found]:
     """Finds the files of sources and reads their headers; checks arrays."""
     found: list[_Found] = []
+    empty: list[Extent] = []
     paths: set[Path] = set()
     for one in sources:
         if isinstance(one, TokenArray):
@@ -163,11 +165,18 @@ def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) ->
         else:
             path = _local_path(one)
             paths.add(path)
-            found += locate_shards(path, key=key, dtype=dtype)
+            for extent in locate_shards(path, key=key, dtype=dtype):
+                (found if extent.num_tokens else empty).append(extent)
     for path in paths:
         # Both are in sorted(glob("*")) of a directory.
         if path.suffix == ".bin" and (index_path := path.with_suffix(".idx")) in paths:
             raise ValueError(f"source has both {path} and {index_path}, which are one data set; name one")
+    if not found:
+        others = f", nor have {len(empty) - 1} more files" if empty[1:] else ""
+        raise ValueError(
+            f"{shown(empty[0].path)}: has no tokens, as the file or its index says "
+            f"({empty[0].format.name}){others}; was the conversion completed?"
+        )
     if dtype is not None and not paths:
         given = f"dtype={dtype!r} was given with an array of {found[0].dtype}"
         raise ValueError(f"{given}; dtype= is for headerless files only, leave it out")
@@ -190,7 +199,9 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
         raise ValueError("source is an empty path; name the token file")
     if is_hub_address(address):
         return download(address)
-    if (scheme := re.match("[a-z][a-z0-9+.-]*://", address)) and not os.path.exists(address):
+    if (scheme := re.match("hf:/|[a-z][a-z0-9+.-]*://", address, re.I)) and not os.path.exists(address):
+        if not scheme[0].endswith("//"):
+            raise ValueError(f"{address}: expected hf://; a Path drops a slash, so pass the text itself")
         raise ValueError(
             f"{address}: {scheme[0]} addresses are not read; download the file and name that, or "
             f"one on the Hugging Face Hub: hf://datasets/OWNER/NAME/FILE"
