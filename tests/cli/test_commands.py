@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -239,6 +240,21 @@ def test_tokenize_makes_a_file_that_check_accepts(run):
     assert json.loads(out)["num_documents"] == 2
 
 
+def test_tokenize_without_a_thread_is_told_and_leaves_nothing(run, folder, monkeypatch):
+    from tokenizers import Tokenizer, models
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    Tokenizer(models.WordLevel({"<eos>": 0, "a": 1}, "a")).save("tokenizer.json")
+    (folder / "a.txt").write_text("a")
+    before = sorted(os.listdir())
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    status, _, err = run("tokenize", "a.txt", "--tokenizer", "tokenizer.json", "--out", "out.safetensors")
+    assert (status, err) == (2, "tokenloader: can't start new thread\n")
+    assert sorted(os.listdir()) == before
+
+
 def test_tokenize_does_not_write_over_what_it_reads(run, folder):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "a.txt").write_text("text")
@@ -342,6 +358,14 @@ def test_a_state_may_begin_with_a_byte_order_mark(run, saved, folder):
     state = folder / "state.json"
     state.write_text(state.read_text(), encoding="utf-8-sig")
     assert run("replay", "state.json", "train.safetensors", "--step", 7)[0] == 0
+
+
+def test_a_small_state_that_asks_for_gigabytes_is_refused(run, saved, folder):
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "huge.json").write_text(json.dumps(state | {"batch_sizes": f"0:0:4 1:4:{2**30}"}))
+    status, _, err = run("replay", "huge.json", "train.safetensors", "--step", 1)
+    assert status == 2
+    assert "1,073,741,824 windows" in err
 
 
 def test_text_of_a_replay_does_nothing_to_the_terminal(run, saved):

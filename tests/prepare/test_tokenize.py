@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -238,6 +239,26 @@ def test_a_file_that_exists_is_replaced_only_by_force(folder):
         run(folder, documents)
     assert (folder / "out.safetensors").read_bytes() == b"precious"
     assert run(folder, documents, force=True)[0].num_documents == 4
+
+
+def test_documents_are_encoded_on_a_thread_lest_a_signal_waits_for_the_library(folder):
+    class Watched(Tokenizer):
+        def encode(self, documents):
+            threads.append(threading.current_thread())
+            return super().encode(documents)
+
+    threads = []
+    documents = json_lines(folder / "a.jsonl", TEXTS)
+    tokenize([documents], folder / "out.safetensors", Watched(folder / "tokenizer.json"))
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
+
+
+def test_the_bar_counts_the_bytes_of_text(folder, capfd):
+    run(folder, json_lines(folder / "a.jsonl", TEXTS), progress=True)
+    err = capfd.readouterr().err
+    assert "tokenizing: " in err
+    assert "B/s]" in err
 
 
 def test_files_without_a_document_are_refused(folder):

@@ -165,7 +165,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     kind, text = type(error).__name__, str(error)
-    told = isinstance(error, (OSError, ValueError, TypeError, ImportError, MemoryError))
+    told = isinstance(error, (OSError, ValueError, TypeError, ImportError, MemoryError, RuntimeError))
     return text if told and text else f"{kind}: {text}".removesuffix(": ")
 
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tokenloader.formats import safetensors
 from tokenloader.formats.quoting import listed, shown
-from tokenloader.prepare.convert import token_bar
 from tokenloader.prepare.text import import_extra, read_texts
+from tokenloader.storage.progress import progress_bar
 from tokenloader.tokens.writing import write_file
 
 # End-of-text tokens: of GPT-2, NeoX and Qwen; of Llama 3; of Llama 2, Mistral and T5; of Gemma.
@@ -156,14 +156,13 @@ def tokenize(
             read_texts(file, column=column, separator=tokenizer.eos_token, replace_invalid=replace_invalid)
             for file in files
         )
-        for batch in _read_ahead(_batches(texts, batch_characters)):
+        for batch, ids in _encode_ahead(_batches(texts, batch_characters), tokenizer):
             num_documents += len(batch)
             text_bytes += sum(len(document.encode()) for document in batch)
-            ids = tokenizer.encode(batch)
-            bar.update(len(ids))
+            bar.done_bytes = text_bytes
             yield ids
 
-    with token_bar(desc="tokenizing", disable=not progress) as bar:
+    with progress_bar("tokenizing", None, shown=progress) as bar:
         num_tokens = write_file(out, encoded(), tokenizer.dtype, safetensors.WRITER, replace=force)
     return Tokenized(num_documents, num_tokens, text_bytes, tokenizer.dtype.name, tokenizer.eos_id)
 
@@ -181,16 +180,21 @@ def _batches(documents: Iterable[str], batch_characters: int) -> Iterator[list[s
         yield batch
 
 
-def _read_ahead(batches: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yields the batches, while a thread reads the next one."""
-    pool = ThreadPoolExecutor(1, "tokenloader-text")
+def _encode_ahead(
+    batches: Iterator[list[str]], tokenizer: Tokenizer
+) -> Iterator[tuple[list[str], NDArray[Any]]]:
+    """Yields batches and their ids, while a thread reads the next batch.
+
+    Another thread encodes: the library takes seconds over a batch, in which this one handles signals.
+    """
+    pool = ThreadPoolExecutor(2, "tokenloader-text")
     try:
         following = pool.submit(next, batches, None)
         while (batch := following.result()) is not None:
             following = pool.submit(next, batches, None)
-            yield batch
+            yield batch, pool.submit(tokenizer.encode, batch).result()
     finally:
-        pool.shutdown(wait=False)  # the thread may wait for a pipe that it reads
+        pool.shutdown(wait=False)  # a thread may wait for a pipe that it reads
 
 
 def split_document(document: str, chunk_characters: int) -> list[str]:
