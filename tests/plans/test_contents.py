@@ -128,6 +128,7 @@ def test_a_plan_whose_key_tells_all_is_left_as_it_is(plan):
         (STARTS, "Listed(starts=<contents "),
         (np.arange(3), "Listed(starts=<contents "),  # whose floats, say, would be rounded
         (jnp.arange(3), "Listed(starts=<contents "),
+        ("0\u20269", "Listed(starts='0<contents "),
         ([np.arange(3)], "Listed(starts=[<contents "),
         ({"a": np.arange(3)}, "Listed(starts={'a': <contents "),
         (Pair(np.arange(3)), "Listed(starts=Pair(left=<contents "),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tokenloader.plans.plan import BoundPlan, Plan
 
-_HIDES = re.compile(r"\.\.\.|\b[Aa]rray\(| object at 0x| at 0x[0-9a-fA-F]+")
+_HIDES = re.compile(r"\.\.\.|\u2026|[Aa]rray\(| object at 0x| at 0x[0-9a-fA-F]+")
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, Fraction, type(...))
 
