@@ -196,6 +196,17 @@ def test_a_key_that_is_no_text_is_a_type_error():
         named_plan(Numbered(Listed(STARTS)))
 
 
+def test_a_plan_that_binds_to_nothing_is_a_type_error():
+    class Forgetful(tl.Plan):
+        def bind(self, num_tokens, seq_len):
+            BoundListed(self)
+
+    with pytest.raises(
+        TypeError, match=r"bind returned None; expected an instance of tokenloader.BoundPlan"
+    ):
+        tl.TokenLoader(tl.open_tokens(STARTS), 2, 20, plan=Forgetful())
+
+
 def test_a_loader_refuses_the_state_of_other_starts():
     tokens = tl.open_tokens(np.arange(20_100, dtype=np.uint16))
     with tl.TokenLoader(tokens, 100, 20, plan=Listed(STARTS)) as loader:

@@ -71,11 +71,16 @@ def contents(
     return digest(value, ()).hex()
 
 
-def named_plan(plan: BoundPlan) -> BoundPlan:
+def named_plan(plan: object) -> BoundPlan:
     """Returns a bound plan; one whose key hides what it is made of gets a key with a hash of its contents.
 
-    Raises TypeError if its key is no text; ValueError if it hides something that has no contents to hash.
+    Raises TypeError if it is none, or its key is no text; ValueError if the key hides something that has no
+    contents to hash.
     """
+    if not isinstance(plan, BoundPlan):
+        raise TypeError(
+            f"the plan's bind returned {plan!r:.100}; expected an instance of tokenloader.BoundPlan"
+        )
     key: object = plan.key(0)
     if not isinstance(key, str):
         raise TypeError(f"{type(plan).__qualname__}: key returned {key!r:.100}; expected a string")
