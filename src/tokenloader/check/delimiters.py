@@ -54,6 +54,7 @@ def find_side(tokens: TokenArray, delimiter: int) -> Side | None:
     after = np.count_nonzero(tokens.gather(bounds[1:] - 1, 1) == delimiter)
     if before != after:
         return "before" if before > after else "after"
-    if delimiter in KNOWN_BOS_IDS or {extent.format for extent in tokens.extents} == {llm_c.FORMAT}:
-        return "before"
-    return "after" if delimiter in KNOWN_BOS_IDS.values() else None
+    if delimiter in KNOWN_BOS_IDS.values():
+        return "after"
+    is_llm_c = {extent.format for extent in tokens.extents} == {llm_c.FORMAT}
+    return "before" if delimiter in KNOWN_BOS_IDS or is_llm_c else None
