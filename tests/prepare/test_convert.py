@@ -101,7 +101,7 @@ def test_the_bar_counts_the_bytes(tmp_path, tokens, capfd):
     convert(tokens, tmp_path / "t.npy", writer=npy.WRITER, dtype="uint32", progress=True)
     out, err = capfd.readouterr()
     assert out == ""
-    assert "writing:   0%" in err
+    assert "writing: " in err
     assert "/3.91k [" in err
 
 

@@ -128,10 +128,11 @@ def _read_column(path: Path, file: Any, column: str) -> Iterator[list[Any]]:
 
 
 def _json_lines(path: Path, file: BinaryIO, column: str, *, replace_invalid: bool) -> Iterator[str]:
-    def as_object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-        if sum(name == column for name, _ in fields) > 1:  # json would take the last
-            raise ValueError(f"the field {column!r} is there more than once")
-        return dict(fields)
+    def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs) and [name for name, _ in pairs].count(column) > 1:
+            raise ValueError(f"the field {column!r} is there more than once")  # json would take the last
+        return fields
 
     for number, line in enumerate(file, start=1):
         if line.isspace():
@@ -154,15 +155,18 @@ def _json_lines(path: Path, file: BinaryIO, column: str, *, replace_invalid: boo
         text = value[column]
         if text is not None and not isinstance(text, str):
             raise ValueError(f"{where}: field {column!r} is {reprlib.repr(text)}; expected a string")
-        if text and (half := _SURROGATE.search(text)):
-            if not replace_invalid:
-                raise ValueError(
-                    f"{where}: field {column!r} has half of a surrogate pair, {ascii(half[0])[1:-1]}, at "
-                    f"character {half.start():,}, which is no text; correct it, or --replace-invalid puts "
-                    f"U+FFFD in the place of each"
-                )
-            text = _SURROGATE.sub("\ufffd", text)
         if text:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                if not replace_invalid:
+                    half = shown(text[error.start])
+                    raise ValueError(
+                        f"{where}: field {column!r} has half of a surrogate pair, {half}, at character "
+                        f"{error.start:,}, which is no text; correct it, or --replace-invalid puts U+FFFD "
+                        f"in the place of each"
+                    ) from None
+                text = _SURROGATE.sub("\ufffd", text)
             yield text
 
 
