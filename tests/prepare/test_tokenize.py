@@ -176,7 +176,7 @@ def test_a_tokenizer_that_makes_the_library_panic_is_named_and_nothing_more_is_p
     damaged = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     path = edited(tmp_path / "a.json", normalizer=damaged)
     for load in (Tokenizer, decoder):
-        with pytest.raises(ValueError, match=r"a.json: not a tokenizer.json .*\(Precompiled: Error"):
+        with pytest.raises(ValueError, match=r"a.json: not a tokenizer.json of the .*precompiled_charsmap"):
             load(path)
     assert capfd.readouterr() == ("", "")
 
@@ -184,7 +184,7 @@ def test_a_tokenizer_that_makes_the_library_panic_is_named_and_nothing_more_is_p
 def test_a_tokenizer_that_cannot_encode_is_named(tmp_path):
     vocabulary = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "none"}
     tokenizer = Tokenizer(edited(tmp_path / "a.json", model=vocabulary))
-    with pytest.raises(ValueError, match=r"a.json: cannot encode these documents \(WordLevel error"):
+    with pytest.raises(ValueError, match=r"a.json: cannot encode these documents \(.+\)$"):
         tokenizer.encode(["b"])
 
 
