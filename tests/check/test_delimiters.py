@@ -64,9 +64,10 @@ def test_most_files_say_where_it_stands(tmp_path, before, after):
 def test_where_documents_are_cut_at_both_ends_only_llm_c_or_the_id_tells(tmp_path):
     ids = stream([50_256])[3:-3]
     np.save(tmp_path / "cut.npy", ids)
-    (tmp_path / "cut.bin").write_bytes(llm_c_bytes(ids.astype(np.uint16)))
+    (tmp_path / "cut.bin").write_bytes(llm_c_bytes(ids, 20240801, 7))
     assert find_side(tl.open_tokens(tmp_path / "cut.npy"), 50_256) is None
     assert find_side(tl.open_tokens(tmp_path / "cut.bin"), 50_256) == "before"
+    assert find_side(tl.open_tokens(tmp_path / "cut.bin"), 128_001) == "after"
     assert find_side(tl.open_tokens(ids), 128_000) == "before"
     assert find_side(tl.open_tokens(ids), 128_001) == "after"
 

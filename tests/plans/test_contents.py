@@ -128,6 +128,7 @@ def test_a_plan_whose_key_tells_all_is_left_as_it_is(plan):
         (STARTS, "Listed(starts=<contents "),
         (np.arange(3), "Listed(starts=<contents "),  # whose floats, say, would be rounded
         (jnp.arange(3), "Listed(starts=<contents "),
+        ("0\u20269", "Listed(starts='0<contents "),
         ([np.arange(3)], "Listed(starts=[<contents "),
         ({"a": np.arange(3)}, "Listed(starts={'a': <contents "),
         (Pair(np.arange(3)), "Listed(starts=Pair(left=<contents "),
@@ -193,6 +194,17 @@ def test_a_key_that_is_no_text_is_a_type_error():
 
     with pytest.raises(TypeError, match=r"Numbered: key returned 7; expected a string"):
         named_plan(Numbered(Listed(STARTS)))
+
+
+def test_a_plan_that_binds_to_nothing_is_a_type_error():
+    class Forgetful(tl.Plan):
+        def bind(self, num_tokens, seq_len):
+            BoundListed(self)
+
+    with pytest.raises(
+        TypeError, match=r"bind returned None; expected an instance of tokenloader.BoundPlan"
+    ):
+        tl.TokenLoader(tl.open_tokens(STARTS), 2, 20, plan=Forgetful())
 
 
 def test_a_loader_refuses_the_state_of_other_starts():

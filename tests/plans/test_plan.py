@@ -513,7 +513,7 @@ def test_a_bound_plan_without_one_of_them_is_a_type_error(missing):
 
 
 def test_a_plan_without_bind_is_a_type_error():
-    with pytest.raises(TypeError, match=r"abstract method.* bind"):
+    with pytest.raises(TypeError, match=r"abstract method.*bind"):
         type("Incomplete", (Plan,), {})()
 
 

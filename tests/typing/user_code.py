@@ -38,6 +38,7 @@ tokens.will_need([0], 1)  # type: ignore
 
 loader = tl.TokenLoader(tokens, 8, 64, plan=tl.ShuffledEpochs(seed=0))
 assert_type(loader, tl.TokenLoader[tl.Batch])
+tl.TokenLoader(tokens, 8, 64, sharding=jax.sharding.PartitionSpec("data"))
 assert_type(next(loader), tl.Batch)
 assert_type(next(loader).inputs, jax.Array)
 assert_type(next(loader).loss_mask, jax.Array | None)

@@ -18,8 +18,9 @@ Side = Literal["before", "after"]  # of the document that a delimiter belongs to
 # Ids that can hardly be a common token of another tokenizer: GPT-2, one past it (a wrong id that is met),
 # cl100k and OLMo 2, Llama 3, Qwen, o200k, Llama 4. Others (0 in Pythia) are for the caller to say.
 KNOWN_EOS_IDS = (50256, 50257, 100257, 128001, 151643, 199999, 200001)
-# The begin-of-text ids of tokenizers that have one, and their end-of-text ids: Llama 3, gpt-oss, Llama 4.
-KNOWN_BOS_IDS = {128000: 128001, 199998: 199999, 200000: 200001}
+# The begin-of-text ids of tokenizers that have one, and their end-of-text ids: Llama 3, Llama 4. The other
+# tokenizers have one id for both.
+KNOWN_BOS_IDS = {128000: 128001, 200000: 200001}
 # (begin, end) of tokenizers that number them so low that only both together are known: Llama 2 and Mistral;
 # Gemma.
 _LOW_PAIRS = ((1, 2), (2, 1))
@@ -43,7 +44,7 @@ def find_delimiter(ids: NDArray[Any]) -> int | None:
 
 
 def find_side(tokens: TokenArray, delimiter: int) -> Side | None:
-    """Tells where a delimiter stands, by the ends of the files; None if they do not tell.
+    """Tells where a delimiter stands, by the ends of the files; else by what it is; None: not to be told.
 
     In the middle of a file nothing tells: between two documents it looks the same. A file whose writer puts
     it before each document begins with it, and one whose writer puts it after each ends with it, unless
@@ -54,6 +55,7 @@ def find_side(tokens: TokenArray, delimiter: int) -> Side | None:
     after = np.count_nonzero(tokens.gather(bounds[1:] - 1, 1) == delimiter)
     if before != after:
         return "before" if before > after else "after"
-    if delimiter in KNOWN_BOS_IDS or {extent.format for extent in tokens.extents} == {llm_c.FORMAT}:
-        return "before"
-    return "after" if delimiter in KNOWN_BOS_IDS.values() else None
+    if delimiter in KNOWN_BOS_IDS.values():
+        return "after"
+    is_llm_c = {extent.format for extent in tokens.extents} == {llm_c.FORMAT}
+    return "before" if delimiter in KNOWN_BOS_IDS or is_llm_c else None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tokenloader.plans.plan import BoundPlan, Plan
 
-_HIDES = re.compile(r"\.\.\.|\b[Aa]rray\(| object at 0x| at 0x[0-9a-fA-F]+")
+_HIDES = re.compile(r"\.\.\.|\u2026|[Aa]rray\(| object at 0x| at 0x[0-9a-fA-F]+")
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, Fraction, type(...))
 
@@ -71,11 +71,16 @@ def contents(
     return digest(value, ()).hex()
 
 
-def named_plan(plan: BoundPlan) -> BoundPlan:
+def named_plan(plan: object) -> BoundPlan:
     """Returns a bound plan; one whose key hides what it is made of gets a key with a hash of its contents.
 
-    Raises TypeError if its key is no text; ValueError if it hides something that has no contents to hash.
+    Raises TypeError if it is none, or its key is no text; ValueError if the key hides something that has no
+    contents to hash.
     """
+    if not isinstance(plan, BoundPlan):
+        raise TypeError(
+            f"the plan's bind returned {plan!r:.100}; expected an instance of tokenloader.BoundPlan"
+        )
     key: object = plan.key(0)
     if not isinstance(key, str):
         raise TypeError(f"{type(plan).__qualname__}: key returned {key!r:.100}; expected a string")
