@@ -547,7 +547,7 @@ tokens = tl.open_tokens(path, dtype="uint16")
 loader = tl.TokenLoader(tokens, 256, 1024, plan=tl.RandomWindows(seed=0))
 next(loader)
 starts, errors = range(0, size // 2 - 4097, 4097), []
-end = time.monotonic() + 1.5
+end = time.monotonic() + 0.8
 def read(use):
     while time.monotonic() < end:
         try:
