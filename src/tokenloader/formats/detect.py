@@ -20,7 +20,6 @@ from tokenloader.formats import (
 from tokenloader.formats.extent import Extent, token_dtype
 from tokenloader.formats.foreign import ForeignFileError
 from tokenloader.formats.format import DoubtfulFormatError, NotThisFormatError, look_at
-from tokenloader.formats.quoting import printable_messages
 
 FORMATS = (
     safetensors.FORMAT,
@@ -38,7 +37,6 @@ class UnknownFormatError(ValueError):
     """The file is of no known format, and no dtype= was given."""
 
 
-@printable_messages()
 def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
     """Finds the tokens of one file; arguments and errors are those of `locate_shards`."""
     candidate = look_at(path)

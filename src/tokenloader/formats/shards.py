@@ -21,7 +21,7 @@ from tokenloader.formats.foreign import ForeignFileError
 from tokenloader.formats.format import look_at
 from tokenloader.formats.numbered_sets import find_wrong_sets, set_name
 from tokenloader.formats.patterns import each_once, matches
-from tokenloader.formats.quoting import listed, printable, printable_messages, shown
+from tokenloader.formats.quoting import listed, printable, shown
 from tokenloader.formats.safetensors import read_index, read_tensors
 
 _TOKEN_SUFFIXES = list(dict.fromkeys(suffix for format in FORMATS for suffix in format.suffixes))
@@ -31,7 +31,6 @@ _LOGGER = logging.getLogger("tokenloader")
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "dev", "heldout"}
 
 
-@printable_messages()
 def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Extent]:
     """Finds the tokens of a file, or of all files that a path stands for, in natural order.
 
