@@ -128,6 +128,7 @@ def test_a_file_whose_bytes_are_too_few_to_tell_is_called_by_its_name(file, name
         b"<!DOCTYPE html>\r\n<html><head><title>404</title></head></html>",
         b"id,length\n" + b"".join(b"%d,%d\n" % (i, 2 * i) for i in range(1000)),
         "データを読む。".encode() * 100,
+        "\ufeffid,text\n1,soft\u00adhyphen and zero\u200bwidth\n".encode(),
     ],
 )
 def test_text_is_tokens_only_of_one_byte(file, text):
@@ -135,7 +136,7 @@ def test_text_is_tokens_only_of_one_byte(file, text):
     for dtype in (None, "uint16", "int32"):
         assert_raises(
             lambda dtype=dtype: open_tokens(path, dtype=dtype),
-            f"{path}: is text; it begins with '{text.decode()[:5]}",
+            f"{path}: is text; it begins with {text.decode()[:30]!r}: ",
             'take its bytes for tokens with dtype="uint8"',
         )
     assert open_tokens(path, dtype="uint8")[: len(text)].tobytes() == text
@@ -143,7 +144,13 @@ def test_text_is_tokens_only_of_one_byte(file, text):
 
 @pytest.mark.parametrize(
     ("dtype", "first"),
-    [("uint16", np.arange(8224, 8324)), ("uint16", np.full(1000, 12345)), ("uint32", [65, 66, 67] * 50)],
+    [
+        ("uint16", np.arange(8224, 8224 + 64)),
+        ("uint16", np.arange(30_000, 30_040)),
+        ("uint16", np.full(1000, 12345)),
+        ("uint32", [65, 66, 67] * 50),
+        ("int32", np.arange(0x61626364, 0x61626364 + 10)),
+    ],
 )
 def test_ids_that_look_a_little_like_text_are_ids(file, dtype, first):
     tokens = np.asarray(first, dtype)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenloader.formats.format import Candidate
-from tokenloader.formats.quoting import shown
 
 
 class Foreign(NamedTuple):
@@ -68,7 +67,7 @@ _BY_FIRST_BYTES = {
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bzip2", ".lz4": "lz4"}
 _PICKLED = ".pkl", ".pickle", ".pt", ".pth"
 _LIT_DTYPES = {1: "uint8", 4: "int32", 5: "int64", 8: "uint16"}  # by the code in the header
-_MIN_TEXT_BYTES, _MIN_TEXT_VALUES = 32, 10  # less of it might be ids
+_MIN_TEXT_BYTES, _MIN_TEXT_VALUES = 32, 8  # less of it might be ids
 
 
 def by_bytes(candidate: Candidate) -> Foreign | None:
@@ -91,18 +90,19 @@ def by_name_or_text(candidate: Candidate, dtype: np.dtype[Any] | None) -> Foreig
         remedy = (
             'make tokens of it with tokenloader tokenize, or take its bytes for tokens with dtype="uint8"'
         )
-        return Foreign("text", f"it begins with {shown(text[:30])!r}: {remedy}")
+        return Foreign("text", f"it begins with {text[:30]!r}: {remedy}")
     return None
 
 
 def _text(head: bytes) -> str | None:
-    if len(head) < _MIN_TEXT_BYTES or len({*head}) < _MIN_TEXT_VALUES:
+    # Of ids that lie close together each second byte is nearly the same.
+    if len(head) < _MIN_TEXT_BYTES or min(len({*head[::2]}), len({*head[1::2]})) < _MIN_TEXT_VALUES:
         return None
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end in a character
     except UnicodeDecodeError:
         return None
-    return text if all(c.isprintable() or c in "\t\r\n\f" for c in text) else None
+    return None if re.search(r"[^\t\n\v\f\r -~\u00a0-\U0010ffff]", text) else text
 
 
 def _tar(candidate: Candidate) -> Foreign | None:
