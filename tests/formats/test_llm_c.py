@@ -63,7 +63,7 @@ def test_a_damaged_llm_c_file_is_refused_with_what_is_wrong(file, data, named, d
 
 @pytest.mark.parametrize(("dtype", "magic", "version"), [("uint16", 20240520, 1), ("uint32", 20240801, 7)])
 def test_what_is_written_has_its_header_of_256_integers(tmp_path, dtype, magic, version):
-    write_file(tmp_path / "t.bin", [np.arange(1000)], np.dtype(dtype), llm_c.WRITER)
+    write_file(tmp_path / "t.bin", [np.arange(1000)], np.dtype(dtype), llm_c.WRITER, replace=False)
     data = (tmp_path / "t.bin").read_bytes()
     assert np.frombuffer(data[:1024], "<i4").tolist() == [magic, version, 1000, *[0] * 253]
     np.testing.assert_array_equal(np.frombuffer(data[1024:], dtype), np.arange(1000))
@@ -72,7 +72,7 @@ def test_what_is_written_has_its_header_of_256_integers(tmp_path, dtype, magic, 
 
 def test_no_other_dtype_is_written(tmp_path):
     with pytest.raises(ValueError, match=r"an llm.c .bin file holds uint16 or uint32 tokens, not int64"):
-        write_file(tmp_path / "t.bin", [np.arange(5)], np.dtype("int64"), llm_c.WRITER)
+        write_file(tmp_path / "t.bin", [np.arange(5)], np.dtype("int64"), llm_c.WRITER, replace=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -89,7 +89,9 @@ def test_tokens_past_the_most_are_refused_while_they_are_written(tmp_path):
         return llm_c.header(dtype, num_tokens + 2**31 - 1 - 10)
 
     writer = replace(llm_c.WRITER, header=header)
-    write_file(tmp_path / "t.bin", [np.arange(10)], np.dtype("uint16"), writer)
+    write_file(tmp_path / "t.bin", [np.arange(10)], np.dtype("uint16"), writer, replace=False)
     with pytest.raises(ValueError, match="these are 2,147,483,648 or more"):
-        write_file(tmp_path / "u.bin", [np.arange(10), np.arange(1)], np.dtype("uint16"), writer)
+        write_file(
+            tmp_path / "u.bin", [np.arange(10), np.arange(1)], np.dtype("uint16"), writer, replace=False
+        )
     assert not (tmp_path / "u.bin").exists()

@@ -120,6 +120,6 @@ def test_headers_are_of_one_length_for_any_count(dtype):
 
 
 def test_what_is_written_is_what_numpy_reads(tmp_path):
-    write_file(tmp_path / "t.npy", [np.arange(1000)], np.dtype("uint16"), npy.WRITER)
+    write_file(tmp_path / "t.npy", [np.arange(1000)], np.dtype("uint16"), npy.WRITER, replace=False)
     np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), np.arange(1000))
     assert np.load(tmp_path / "t.npy").dtype == np.uint16

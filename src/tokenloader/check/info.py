@@ -84,7 +84,7 @@ def cached_share(
     probes = max(1, num_probes // max(1, len(extents)))
     sampled, cached, total = False, 0.0, 0
     for extent in extents:
-        array = map_read_only(extent)
+        array, _ = map_read_only(extent)
         first = array.ctypes.data // PAGE
         pages = (array.ctypes.data + array.nbytes - 1) // PAGE + 1 - first
         begins, length = np.zeros(1, np.int64), pages

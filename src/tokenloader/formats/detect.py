@@ -3,6 +3,7 @@
 A file is recognised by its bytes, its header is checked against its size, and its tokens are not read.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from numpy.typing import DTypeLike
@@ -19,7 +20,7 @@ from tokenloader.formats import (
 )
 from tokenloader.formats.extent import Extent, token_dtype
 from tokenloader.formats.foreign import ForeignFileError
-from tokenloader.formats.format import DoubtfulFormatError, NotThisFormatError, look_at
+from tokenloader.formats.format import Candidate, DoubtfulFormatError, NotThisFormatError, look_at
 
 FORMATS = (
     safetensors.FORMAT,
@@ -59,7 +60,7 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
                     f"{path}: dtype={given} was given, but the file is {format.name} and tells it: "
                     f"{extent.dtype}; dtype= is for headerless files only, leave it out"
                 )
-            return extent
+            return _identified(extent, candidate)
     if not candidate.size_bytes:
         raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
     if doubt:
@@ -67,9 +68,15 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
     if other := foreign.by_name_or_text(candidate, given):
         raise ForeignFileError(candidate, other, given)
     if given is not None:
-        return headerless.find(candidate, key, given)
+        return _identified(headerless.find(candidate, key, given), candidate)
     raise UnknownFormatError(
         f"{path}: is of no known format. If it is headerless (nothing but tokens, as nanoGPT and OLMo-core "
         f'write), pass dtype=, as in dtype="uint16". It has {candidate.size_bytes:,} bytes and begins with '
         f"{candidate.head[:16].hex(' ')}. Tried: {'; '.join(reasons)}"
     )
+
+
+def _identified(extent: Extent, candidate: Candidate) -> Extent:
+    """Adds the identity of the file that holds the tokens; named was it, or the index beside it."""
+    tokens = candidate if extent.path == candidate.path else look_at(extent.path)
+    return replace(extent, identity=tokens.identity)

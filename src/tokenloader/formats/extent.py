@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from tokenloader.formats.identity import FileIdentity
 from tokenloader.formats.quoting import shown
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Extent:
     num_tokens: int  # 0 if the format itself says so, of a file that has none
     format: Format
     index_path: Path | None = None  # the file beside it that says where documents end, if there is one
+    # Of the file whose header was read; None: not known. Where tokens are does not depend on it.
+    identity: FileIdentity | None = field(default=None, compare=False)
 
     @property
     def nbytes(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenloader.formats.format import Candidate
+from tokenloader.formats.identity import naming
 
 
 class Foreign(NamedTuple):
@@ -122,7 +123,7 @@ def _samples(candidate: Candidate) -> Foreign | None:
     header_bytes = 8 + 4 * num_samples
     if not num_samples or not header_bytes <= first <= candidate.size_bytes:
         return None
-    with candidate.path.open("rb") as file:
+    with naming(candidate.path), candidate.path.open("rb") as file:
         file.seek(header_bytes - 4)
         last, settings = file.read(4), file.read(1)
     if int.from_bytes(last, "little") != candidate.size_bytes % 2**32:

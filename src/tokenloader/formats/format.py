@@ -5,7 +5,6 @@ To add a format, write a module with a function `find` and a constant FORMAT, an
 """
 
 import errno
-import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.identity import FileIdentity, naming
 from tokenloader.formats.quoting import printable_messages
 
 
@@ -34,6 +34,7 @@ class Candidate:
     path: Path
     size_bytes: int
     head: bytes  # the first 1,024 bytes, or all if there are fewer
+    identity: FileIdentity  # before anything else of the file was read
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def look_at(path: Path) -> Candidate:
         raise IsADirectoryError(errno.EISDIR, "is a directory; expected a token file", str(path))
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path}: is a pipe or a device; write its tokens to a file and open that")
-    with path.open("rb") as file:
-        size_bytes, head = os.fstat(file.fileno()).st_size, file.read(1024)
-    return Candidate(path, size_bytes, head)
+    with naming(path), path.open("rb") as file:
+        identity, head = FileIdentity.of(file.fileno()), file.read(1024)
+    return Candidate(path, identity.size_bytes, head, identity)
 
 
 @printable_messages()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloader.storage.kernel_advice import page_ranges
 from tokenloader.tokens.store import Memory
 
 
@@ -22,24 +23,27 @@ class LocatedWindows:
         """Finds [starts[i], starts[i] + length); check_open raises if the tokens can no longer be read."""
         self._memory, self._check_open = memory, check_open
         self._located = memory.axis.locate(starts, length)
-        self._pages = memory.pages(self._located) if memory.is_mapped else None
+        self._where = memory.axis.byte_ranges(self._located) if memory.is_mapped else None
 
     def __len__(self) -> int:
         return len(self._located.offsets)
 
     def prefetch(self) -> None:
         """Starts reading the windows from disk, and does not wait. Does nothing for tokens in RAM."""
-        if self._pages is not None:
-            self._memory.kernel.start_reading(self._pages)
+        if self._where is not None:
+            self._memory.kernel.start_reading(page_ranges(self._where.ranges))
 
     def is_cached(self) -> bool:
         """Whether the first page of the first window is in RAM or in the page cache. A hint, in 2 us."""
-        pages = self._pages
-        return pages is None or not len(pages) or self._memory.kernel.is_cached(int(pages[0, 0]))
+        if self._where is None or not len(self):
+            return True
+        return self._memory.kernel.is_cached(int(self._where.ranges[0, 0]))
 
     def copy(self) -> NDArray[np.integer[Any]]:
         """Copies the windows, as `TokenArray.gather` does: [n, length] of the tokens' dtype."""
         self._check_open()
-        if self._pages is not None:
-            self._memory.make_readable(self._pages)
-        return self._memory.axis.gather(self._located)
+        if self._where is None:
+            return self._memory.axis.gather(self._located)
+        block = np.empty((len(self), self._located.length), self._memory.axis.dtype)
+        self._memory.read(self._where, block)
+        return block

@@ -16,7 +16,7 @@ from tokenloader.formats.quoting import printable, printable_messages
 from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
-from tokenloader.storage.mapped import map_read_only, open_file
+from tokenloader.storage.mapped import hold_file_under, is_mapped, map_read_only, open_file
 from tokenloader.storage.memory_limits import available_bytes
 from tokenloader.storage.ram import RamFill, check_it_fits
 from tokenloader.tokens.part import Part
@@ -117,11 +117,13 @@ def join(
         opened = iter(files)
         for source in sources:
             if isinstance(source, Extent):
-                array = map_read_only(source, next(opened, None))
-                parts.append(Part(array, "filling" if to_fill else "mapped", source))
+                array, file = map_read_only(source, next(opened, None))
+                parts.append(Part(array, "filling" if to_fill else "mapped", source, file))
             elif isinstance(source, TokenArray):
                 source.wait_until_loaded()
                 parts += source._parts()
+            elif is_mapped(source):
+                parts.append(Part(source, "mapped", file=hold_file_under(source)))
             else:
                 parts.append(Part(source))
         fill = start_fill(to_fill, files) if to_fill else None
@@ -199,7 +201,9 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
         raise ValueError("source is an empty path; name the token file")
     if is_hub_address(address):
         return download(address)
-    if (scheme := re.match("[a-z][a-z0-9+.-]*://", address)) and not os.path.exists(address):
+    if (scheme := re.match("hf:/|[a-z][a-z0-9+.-]*://", address, re.I)) and not os.path.exists(address):
+        if not scheme[0].endswith("//"):
+            raise ValueError(f"{address}: expected hf://; a Path drops a slash, so pass the text itself")
         raise ValueError(
             f"{address}: {scheme[0]} addresses are not read; download the file and name that, or "
             f"one on the Hugging Face Hub: hf://datasets/OWNER/NAME/FILE"
