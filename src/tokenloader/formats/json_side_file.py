@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tokenloader.formats.extent import DTYPE_NAMES, TOKEN_DTYPES, Extent
-from tokenloader.formats.format import Candidate, Format, NotThisFormatError
+from tokenloader.formats.format import Candidate, Format, NotThisFormatError, read_bytes
 
 _COUNTS = "num_tokens", "n_tokens", "token_count"
 _MOST_BYTES = 1 << 20  # a larger file is data of its own, and not read
@@ -65,7 +65,7 @@ def _read_side_file(path: Path) -> tuple[Path, dict[str, Any]]:
         # os.path.isfile, which is also False for a name longer than names may be.
         if os.path.isfile(side_path) and side_path.stat().st_size <= _MOST_BYTES:
             try:
-                fields = json.loads(side_path.read_bytes())
+                fields = json.loads(read_bytes(side_path))
             except (ValueError, RecursionError):
                 continue
             if isinstance(fields, dict) and "dtype" in fields:

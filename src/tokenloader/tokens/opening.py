@@ -54,7 +54,8 @@ def open_tokens(
             - a pattern such as "fineweb_train_*.bin", `**` for directories of any depth included;
             - an index NAME.safetensors.index.json: the files in its set that have the tensor;
             - `hf://datasets/OWNER/NAME[@REVISION]/FILE`, fetched into the Hugging Face cache first;
-            - a 1-D integer numpy array, which is copied only if it is not contiguous;
+            - a 1-D integer numpy array, which is copied only if it is not contiguous; np.memmap and other
+              arrays that are mapped from files are read as mapped files are;
             - an open TokenArray, whose memory the result shares; neither's close() takes bytes from the
               other. One that is being read into RAM is waited for.
         key: the tensor's name, in safetensors files.
@@ -66,8 +67,8 @@ def open_tokens(
             TokenArrays stay held as they are.
 
     Raises:
-        OSError: a file is missing or unreadable, nothing matches a pattern, or the Hub cannot be
-            reached and the file is not in the local cache.
+        OSError: a file is missing or unreadable, or changes while it is opened, nothing matches a
+            pattern, or the Hub cannot be reached and the file is not in the local cache.
         MemoryError: residency is "ram" and the files are larger than the memory available.
         ValueError: the contents are not tokens as described, or not of one dtype (each error says what
             was found, what was expected and what to do), or the arguments do not go together.

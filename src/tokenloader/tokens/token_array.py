@@ -30,7 +30,8 @@ class TokenArray:
     Attributes:
         dtype: numpy dtype of one token.
         nbytes: bytes of all tokens.
-        residency: "mmap" if any of the tokens are read from mapped files, else "ram".
+        residency: "mmap" if any of the tokens are mapped from files, those of an np.memmap included, else
+            "ram".
 
     Example:
         >>> with tl.open_tokens(np.arange(100, dtype=np.uint16)) as tokens:
@@ -183,7 +184,7 @@ class TokenArray:
         Raises:
             IndexError: a window does not lie within the tokens.
             ValueError: starts or length is of the wrong shape or dtype; or the array is closed.
-            OSError: a file was truncated, or its disk fails.
+            OSError: a file was truncated or written to since it was opened, or its disk fails.
         """
         return self.locate(starts, length).copy()
 
