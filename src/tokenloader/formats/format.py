@@ -84,7 +84,6 @@ def look_at(path: Path) -> Candidate:
     return Candidate(path, identity.size_bytes, head, identity)
 
 
-@printable_messages()
 def read_bytes(path: Path, most_bytes: int = -1) -> bytes:
     """Reads the first bytes of a header or index, all by default. OSError, which names the file."""
     with naming(path), path.open("rb") as file:
@@ -104,6 +103,7 @@ def read_array(path: Path, dtype: str, count: int, offset_bytes: int = 0) -> NDA
     return np.frombuffer(found, dtype)
 
 
+@printable_messages()
 def read_document_boundaries(extent: Extent) -> NDArray[np.int64]:
     """Reads where documents begin and end, int64 [num_documents + 1] in tokens: 0, ..., num_tokens.
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
+from tokenloader.formats.foreign import OLD_INDEX, SAVE_IDS, Foreign, ForeignFileError
 from tokenloader.formats.format import (
     Candidate,
     Format,
@@ -69,6 +70,10 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
         index_path = path.with_suffix(".idx")
         if path.suffix != ".bin" or not index_path.is_file():
             raise NotThisFormatError(f"there is no {path.stem}.idx beside it")
+        if look_at(index_path).head.startswith(OLD_INDEX):
+            # Early Megatron-LM wrote ids as they are, fairseq each plus 1; the files do not tell which.
+            remedy = f"{index_path.name} beside it says so: {SAVE_IDS}"
+            raise ForeignFileError(candidate, Foreign("data of the old kind (TNTIDX)", remedy), dtype)
     index = _read_header(index_path)
     count = min(index.num_sequences, _CHECKED_AT_OPEN)
     if count < index.num_sequences:
