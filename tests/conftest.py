@@ -15,6 +15,7 @@ SLOW_FILES = (
     "batches/test_split_sequences.py",
     "check/test_check.py",
     "check/test_runs.py",
+    "cli/test_console_processes.py",
     "docs/test_benchmarks.py",
     "docs/test_command_line_page.py",
     "docs/test_examples.py",

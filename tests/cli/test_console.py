@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import click
+import numpy as np
 import pytest
 from helpers import run_cli, run_python
+from safetensors.numpy import save_file
 
 import tokenloader as tl
 from tokenloader.cli.commands import commands
@@ -31,6 +33,10 @@ def failed(monkeypatch, capsys):
         return ended.value.code, out, err
 
     return call
+
+
+class Panic(BaseException):
+    """What a library of Rust raises is no Exception either."""
 
 
 # errors
@@ -77,6 +83,15 @@ def test_errors_are_one_line_of_the_commands_own_options_and_status_2(run, argum
         (ImportError("no module"), "no module"),
         (OSError(28, "No space left on device", "a.npy"), "a.npy: No space left on device"),
         (ConnectionError("no Hub"), "no Hub"),
+        (MemoryError(), "MemoryError"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+        (RecursionError("too deep"), "too deep"),
+        (EOFError("the end"), "EOFError: the end"),
+        (KeyError("a key"), "KeyError: 'a key'"),
+        (Panic("as from Rust"), "Panic: as from Rust"),
+        (ValueError("\x1b[2J\u202e"), r"\x1b[2J\u202e"),
+        (OSError(5, "failed", "\x07.npy"), r"\x07.npy: failed"),
+        (ValueError("a" * 10**6), "a" * 2498 + "..." + "a" * 2498),
     ],
 )
 def test_errors_of_the_library_are_told_without_a_traceback(failed, error, message):
@@ -102,19 +117,28 @@ def test_ctrl_c_is_quiet(failed):
     assert (status, out, err.strip()) == (130, "", "")
 
 
-def test_a_pipe_that_is_closed_is_quiet(folder):
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenloader", "info", "train.npy"],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, "")
+# control characters
+
+CLEAR = "\x1b[2J\x1b]52;c;cm0gLXJm\x07\x9b31m\u202e\r"
+
+
+def is_harmless(text):
+    return all(c.isprintable() or c == "\n" for c in text)
+
+
+@pytest.mark.parametrize("command", ["info", "check", "convert"])
+def test_names_do_nothing_to_the_terminal(run, folder, command):
+    data = np.arange(5000, dtype=np.uint16)
+    save_file({f"a{CLEAR}\nforged  1": data, "tokens": data}, folder / f"{CLEAR}\n.safetensors")
+    save_file({f"a{CLEAR}": data}, folder / f"{CLEAR}.safetensors")
+    target = [f"o{CLEAR}\n.npy"] if command == "convert" else []
+    for name, key in [(f"{CLEAR}\n", "tokens"), (CLEAR, "tokens"), (CLEAR, CLEAR), ("none" + CLEAR, "a")]:
+        _, out, err = run(command, "--key", key, f"{name}.safetensors", *target)
+        assert is_harmless(out + err)
+        assert r"\x1b[2J" in out + err or command == "check"
+        assert not any(line.startswith("forged") for line in out.splitlines())
+        if command == "info":
+            assert is_harmless(run(command, "--json", "--key", key, f"{name}.safetensors")[1])
 
 
 # The process

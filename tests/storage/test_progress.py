@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 import tqdm
 
-from tokenloader.storage.progress import Progress
+from tokenloader.storage.progress import Progress, progress_bar
 
 # tqdm before 4.66.3, on Python 3.12 and later
 pytestmark = pytest.mark.filterwarnings("ignore:.*utcfromtimestamp:DeprecationWarning")
@@ -45,6 +45,21 @@ def test_slow_work_shows_a_bar_that_ends_full(capfd):
 def test_work_that_is_given_up_leaves_the_bar_where_it_was(capfd):
     work(Progress("working", 16_000, after_seconds=0))
     assert "working:  50%" in capfd.readouterr().err
+
+
+def test_a_bar_for_a_block_disappears_at_its_end(capfd):
+    with progress_bar("working", None, shown=True) as bar:
+        bar.done_bytes += 1000
+    err = capfd.readouterr().err
+    assert "working: " in err
+    assert err.endswith("\r")
+    assert not err.split("\r")[-2].strip()
+
+
+def test_a_bar_that_is_not_to_be_shown_is_not(capfd):
+    with progress_bar("working", 1000, shown=False) as bar:
+        bar.done_bytes += 1000
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_bar_is_in_text_where_standard_error_is_no_file(monkeypatch):

@@ -6,7 +6,8 @@ about only counts, and never notices.
 
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 _REDRAW_SECONDS = 0.1
@@ -16,12 +17,17 @@ _LAST_WORD_SECONDS = 1.0  # how long close() waits for the bar to be drawn to it
 class Progress:
     """A progress bar over bytes, which appears if the work takes longer than some seconds.
 
+    With leave=False it disappears at the end. Without total_bytes it shows what is done, and how fast.
+
     Attributes:
         done_bytes: what the work has done; the worker counts it.
     """
 
-    def __init__(self, what: str, total_bytes: int, after_seconds: float) -> None:
+    def __init__(
+        self, what: str, total_bytes: int | None, after_seconds: float, *, leave: bool = True
+    ) -> None:
         self.done_bytes = 0
+        self._leave = leave
         self._what, self._total_bytes, self._after_seconds = what, total_bytes, after_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="tokenloader-progress", daemon=True)
@@ -54,11 +60,24 @@ class Progress:
                 unit_divisor=1024,
                 initial=self.done_bytes,  # what came before has no part in the speed that is shown
                 dynamic_ncols=True,
+                leave=self._leave,
                 file=_Screen(),
             ) as bar:
                 while not self._ended.wait(_REDRAW_SECONDS):
                     bar.update(self.done_bytes - bar.n)
                 bar.update(self.done_bytes - bar.n)
+
+
+@contextmanager
+def progress_bar(what: str, total_bytes: int | None, *, shown: bool) -> Iterator[Progress]:
+    """Shows a bar, if it is to be shown, at once and until the with block ends."""
+    bar = Progress(what, total_bytes, after_seconds=0, leave=False)
+    if shown:
+        bar.start()
+    try:
+        yield bar
+    finally:
+        bar.close()
 
 
 class _Screen:
