@@ -71,15 +71,15 @@ def use(wheel, python, resolution, folder):
     installed = environment / "bin" / "python"
     # Only wheels: the lowest release of a dependency that has none for this Python cannot be meant.
     binary = ["--quiet", "--python", installed, "--only-binary", ":all:"]
-    resolve = [UV, "pip", "compile", *binary, "--extra", "tokenize", "--resolution", resolution]
+    resolve = [UV, "pip", "compile", *binary, "--all-extras", "--resolution", resolution]
     run(*resolve, "--output-file", versions, ROOT / "pyproject.toml")
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables["JAX_PLATFORMS"] = "cpu"
     smoke = [installed, "-W", "error", ROOT / ".ci" / "smoke_test.py"]
-    for extra, options in (("", []), ("[tokenize]", ["--tokenize"])):
-        wanted = f"tokenloader{extra} @ {wheel.as_uri()}"
+    for extra in ("", "tokenize", "examples"):
+        wanted = f"tokenloader[{extra}] @ {wheel.as_uri()}"
         run(UV, "pip", "install", *binary, "--constraints", versions, wanted)
-        print(run(*smoke, *options, cwd=empty, env=variables), end="", flush=True)
+        print(run(*smoke, extra, cwd=empty, env=variables), end="", flush=True)
 
 
 def main():
