@@ -1,6 +1,7 @@
 """The console: statuses, errors of one line, help, pipes, and what a process imports."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -46,11 +47,12 @@ class Panic(BaseException):
     ("arguments", "message"),
     [
         (["info", "none.npy"], "none.npy: no such file"),
-        (["info"], "Missing argument 'SOURCE...'; see tokenloader info --help"),
-        (["info", "--bogus", "a"], "No such option '--bogus'; see tokenloader info --help"),
-        (["bogus"], "No such command 'bogus'; see tokenloader --help"),
-        (["info", "--batch-size", "0", "train.npy"], "0 is not in the range x>=1; see tokenloader info"),
-        (["info", "--dtype", "int7", "train.npy"], "'int7' is not one of 'uint8', 'uint16'"),
+        # Around "…" are click's words, which change with its releases.
+        (["info"], "SOURCE…; see tokenloader info --help"),
+        (["info", "--bogus", "a"], "--bogus…; see tokenloader info --help"),
+        (["bogus"], "bogus…; see tokenloader --help"),
+        (["info", "--batch-size", "0", "train.npy"], "--batch-size…0…; see tokenloader info --help"),
+        (["info", "--dtype", "int7", "train.npy"], "int7…uint8…uint16…; see tokenloader info --help"),
         (["check", "train.bin"], "train.bin: is of no known format. If it is headerless (nothing but "),
         (["check", "train.bin"], "pass --dtype, as in --dtype uint16. It has "),
         (["convert", "train.bin", "o.npy"], "pass --source-dtype, as in --source-dtype uint16. It has "),
@@ -68,7 +70,7 @@ def test_errors_are_one_line_of_the_commands_own_options_and_status_2(run, argum
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert err.startswith("tokenloader: ")
-    assert message in err
+    assert re.search(".*".join(map(re.escape, message.split("…"))), err)
     assert err.count("\n") == 1
     assert "key=" not in err
     assert "dtype=" not in err

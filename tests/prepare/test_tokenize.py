@@ -138,23 +138,15 @@ def test_without_one_the_special_tokens_are_listed(tmp_path):
         Tokenizer(tmp_path / "tokenizer.json", "<end>")
 
 
-def test_a_large_vocabulary_is_written_as_uint32(tmp_path):
-    def edit(library):
-        library.add_tokens([f"token{i}" for i in range(70_000)])
-
-    save(tmp_path / "tokenizer.json", edit=edit)
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32)])
+def test_a_vocabulary_of_65_536_is_written_as_uint16_and_a_larger_one_as_uint32(tmp_path, size, dtype):
+    words = {f"token{i}": i for i in range(size - 1)} | {"<|endoftext|>": size - 1}
+    library = Library(models.WordLevel(words, unk_token="token0"))
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
-    assert tokenizer.dtype == np.uint32
-    assert tokenizer.encode(["token69999"]).tolist()[0] > 65_535
-
-
-def test_a_vocabulary_of_65_536_is_written_as_uint16(tmp_path):
-    def edit(library):
-        missing = 65_536 - library.get_vocab_size()
-        library.add_tokens([f"token{i}" for i in range(missing)])
-
-    save(tmp_path / "tokenizer.json", edit=edit)
-    assert Tokenizer(tmp_path / "tokenizer.json").dtype == np.uint16
+    assert tokenizer.dtype == dtype
+    assert tokenizer.encode([f"token{size - 2}"]).tolist() == [size - 2, size - 1]
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):

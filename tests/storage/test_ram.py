@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import eventually
 from token_files import random_tokens, written_extent
 
 from tokenloader import open_tokens
@@ -114,6 +115,20 @@ def test_reading_into_ram_leaves_no_second_copy_in_the_page_cache(tmp_path):
         pytest.skip("this file system keeps its pages")
     read_into_ram([extent])
     assert sum(KERNEL.is_cached(page) for page in pages) < len(pages) / 10
+
+
+def test_a_slow_read_shows_a_progress_bar_that_ends_full(tmp_path, capfd):
+    extents = [written_extent(tmp_path / "a", TOKENS), written_extent(tmp_path / "b", TOKENS[:1096], 3)]
+    read_into_ram(extents, chunk_bytes=1024, progress_after_seconds=0)
+    shown = ""
+
+    def is_full():
+        nonlocal shown
+        shown += capfd.readouterr().err
+        return "reading tokens into RAM: 100%" in shown
+
+    assert eventually(is_full)
+    assert "8.00k/8.00k" in shown  # 2 x (3,000 + 1,096) bytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")

@@ -290,6 +290,36 @@ def test_a_copy_that_does_not_fit_into_memory_says_how_large_it_is_and_of_which_
     assert done.stdout.splitlines() == [message] * 3 + ["[0, 0, 0]"]
 
 
+NO_MEMORY_FOR_AN_INDEX = """
+import resource, sys
+from tokenloader import open_tokens
+tokens = open_tokens(sys.argv[1])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, -1))
+try:
+    tokens.documents
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit works there")
+def test_an_index_that_does_not_fit_into_memory_is_named(tmp_path):
+    index = tmp_path / "t.ds.index"
+    (tmp_path / "t.ds").write_bytes(bytes(20))
+    with index.open("wb") as file:
+        file.seek(2**30 - 8)  # sparse
+        file.write((10).to_bytes(8, "little"))
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY_FOR_AN_INDEX, tmp_path / "t.ds"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{index}: where documents end does not fit into memory: Unable to alloc")
+
+
 class Filling:
     """Tokens whose fill reads a chunk of ten bytes each time it is allowed to, and the fill."""
 
@@ -517,7 +547,7 @@ tokens = tl.open_tokens(path, dtype="uint16")
 loader = tl.TokenLoader(tokens, 256, 1024, plan=tl.RandomWindows(seed=0))
 next(loader)
 starts, errors = range(0, size // 2 - 4097, 4097), []
-end = time.monotonic() + 1.5
+end = time.monotonic() + 0.8
 def read(use):
     while time.monotonic() < end:
         try:

@@ -211,14 +211,13 @@ class TokenLoader(Generic[T]):
         """Returns the position after the last batch handed out: a small flat dict of integers and strings.
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
-        <<<<<<< HEAD
-        with the batch after it. What has been prefetched does not count. Reads nothing: also when the
-        tokens are closed, or their file is gone, there is a state to save.
-        =======
-        with the batch after it. What the loader has prefetched does not count. What another iterator
-        around it has taken ahead does (flax.jax_utils.prefetch_to_device, a queue of one's own). The
-        loader makes such iterators needless; where there must be one, keep the state of each batch as it
-        goes in, and save that of the last batch that came out::
+        with the batch after it. Reads nothing: also when the tokens are closed, or their file is gone,
+        there is a state to save.
+
+        What the loader has prefetched does not count. What another iterator around it has taken ahead
+        does (flax.jax_utils.prefetch_to_device, a queue of one's own). The loader makes such iterators
+        needless; where there must be one, keep the state of each batch as it goes in, and save that of
+        the last batch that came out::
 
             states = collections.deque()
 
@@ -231,7 +230,6 @@ class TokenLoader(Generic[T]):
 
             for batch in prefetch_to_device(with_states(loader), 2):
                 state = states.popleft()  # goes on after this batch
-        >>>>>>> main
 
         In an Orbax checkpoint it is an item of its own, `ocp.args.JsonSave(loader.get_state())`. Code
         for get_state and set_state of Grain's iterators takes a loader as it is, except

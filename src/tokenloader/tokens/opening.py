@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
-from tokenloader.formats.quoting import shown
+from tokenloader.formats.quoting import printable, printable_messages
 from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
@@ -53,7 +53,8 @@ def open_tokens(
             - a pattern such as "fineweb_train_*.bin", `**` for directories of any depth included;
             - an index NAME.safetensors.index.json: the files in its set that have the tensor;
             - `hf://datasets/OWNER/NAME[@REVISION]/FILE`, fetched into the Hugging Face cache first;
-            - a 1-D integer numpy array, which is copied only if it is not contiguous;
+            - a 1-D integer numpy array, which is copied only if it is not contiguous; np.memmap and other
+              arrays that are mapped from files are read as mapped files are;
             - an open TokenArray, whose memory the result shares; neither's close() takes bytes from the
               other. One that is being read into RAM is waited for.
         key: the tensor's name, in safetensors files.
@@ -65,8 +66,8 @@ def open_tokens(
             files. Each process has its own copy. Arrays and open TokenArrays stay held as they are.
 
     Raises:
-        OSError: a file is missing or unreadable, nothing matches a pattern, or the Hub cannot be
-            reached and the file is not in the local cache.
+        OSError: a file is missing or unreadable, or changes while it is opened, nothing matches a
+            pattern, or the Hub cannot be reached and the file is not in the local cache.
         MemoryError: residency is "ram" and the files are larger than the memory available, less what
             other processes of this host are about to read into RAM.
         RuntimeError: residency is "ram" and the system gives no thread to read on.
@@ -83,7 +84,8 @@ def open_tokens(
     """
     if residency not in get_args(Residency):
         raise ValueError(f'residency={residency!r}; expected "mmap" or "ram"')
-    found = _find(_as_sequence(source), key=key, dtype=dtype)
+    with printable_messages():
+        found = _find(_as_sequence(source), key=key, dtype=dtype)
     for one in found[1:]:
         if one.dtype != found[0].dtype:
             both = f"{_name(one)} holds {one.dtype} tokens and {_name(found[0])} {found[0].dtype}"
@@ -174,7 +176,7 @@ def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) ->
     if not found:
         others = f", nor have {len(empty) - 1} more files" if empty[1:] else ""
         raise ValueError(
-            f"{shown(empty[0].path)}: has no tokens, as the file or its index says "
+            f"{empty[0].path}: has no tokens, as the file or its index says "
             f"({empty[0].format.name}){others}; was the conversion completed?"
         )
     if dtype is not None and not paths:
@@ -211,5 +213,5 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
 
 def _name(found: _Found) -> str:
     if isinstance(found, Extent):
-        return str(found.path)
+        return printable(str(found.path))
     return found._name if isinstance(found, TokenArray) else "array"

@@ -75,7 +75,11 @@ class Part(NamedTuple):
         the part that begins there.
         """
         assert self.extent is not None
-        boundaries = read_document_boundaries(self.extent)
+        try:
+            boundaries = read_document_boundaries(self.extent)
+        except MemoryError as error:
+            message = f"{self.extent.index_path}: where documents end does not fit into memory: {error}"
+            raise MemoryError(message) from error
         begin, end = self.first, self.first + len(self.array)
         low = min(boundaries.searchsorted(begin), boundaries.searchsorted(begin, "right") - 1)
         high = boundaries.searchsorted(end) + 1 if end < self.extent.num_tokens else len(boundaries)

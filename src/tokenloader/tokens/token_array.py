@@ -196,7 +196,7 @@ class TokenArray:
         Raises:
             IndexError: a window does not lie within the tokens.
             ValueError: starts or length is of the wrong shape or dtype; or the array is closed.
-            OSError: a file was truncated, or its disk fails.
+            OSError: a file was truncated or written to since it was opened, or its disk fails.
         """
         return self.locate(starts, length).copy()
 
