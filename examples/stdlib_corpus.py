@@ -67,8 +67,9 @@ def write_stdlib_tokens(folder: Path) -> tuple[Path, Path]:
 
 
 def decode(tokens: list[int]) -> str:
-    """Decode token ids to text; bytes that are not UTF-8 become the replacement character."""
-    return bytes(token for token in tokens if token < END_OF_TEXT).decode(errors="replace")
+    """Decode token ids to text; bytes that no terminal should be sent become the replacement character."""
+    text = bytes(token for token in tokens if token < END_OF_TEXT).decode(errors="replace")
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
 def bigram_loss(train: np.ndarray, validation: np.ndarray, smoothing: float = 0.1) -> float:

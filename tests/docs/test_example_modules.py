@@ -1,4 +1,4 @@
-"""The log of the examples' runs: what it has after a kill, a full disk, and a resume."""
+"""Modules of the examples: the log after a kill, a full disk and a resume; text that models make up."""
 
 import errno
 import json
@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-SPEC = spec_from_file_location("run_log", EXAMPLES / "run_log.py")
-run_log = module_from_spec(SPEC)
-SPEC.loader.exec_module(run_log)
+
+
+def module(name):
+    spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    loaded = module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+run_log, stdlib_corpus = module("run_log"), module("stdlib_corpus")
 
 ROWS = [{"step": step, "loss": step / 8, "val_loss": 5e-324} for step in range(1, 6)]
 
@@ -82,3 +89,8 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_loses_nothing(path):
     assert raised.value.errno == errno.ENOSPC
     assert path.read_bytes() == before
     assert not path.with_suffix(".tmp").is_symlink()
+
+
+def test_a_sample_has_no_control_characters_but_ends_of_lines_and_tabs():
+    ids = [*b"a\n\tb \x1b[2J\x07\x7f \xc3\xa9 \xff \xc2\x9b", 256]
+    assert stdlib_corpus.decode(ids) == "a\n\tb \ufffd[2J\ufffd\ufffd \xe9 \ufffd \ufffd"
