@@ -65,14 +65,21 @@ def watch_reads(monkeypatch, fails_at=None):
     """Lists how many bytes each read of a path's open file returns; one read fails, as of a broken disk."""
     reads = []
 
+    def check():
+        if len(reads) == fails_at:
+            raise OSError(errno.EIO, "Input/output error")
+
     class File(io.BufferedReader):
         def read(self, *count):
-            reads.append(0)
-            if len(reads) - 1 == fails_at:
-                raise OSError(errno.EIO, "Input/output error")
+            check()
             data = super().read(*count)
-            reads[-1] = len(data)
+            reads.append(len(data))
             return data
+
+        def readinto(self, out):
+            check()
+            reads.append(super().readinto(out))
+            return reads[-1]
 
     def open_path(path, mode):
         assert mode == "rb"

@@ -92,15 +92,15 @@ def read_bytes(path: Path, most_bytes: int = -1) -> bytes:
 
 def read_array(path: Path, dtype: str, count: int, offset_bytes: int = 0) -> NDArray[Any]:
     """Reads numbers of an index, [count]; OSError, which names the file, also if it ends before."""
-    num_bytes = count * np.dtype(dtype).itemsize
+    numbers = np.empty(count, dtype)
     with naming(path), path.open("rb") as file:
         file.seek(offset_bytes)
-        found = file.read(num_bytes)
-    if len(found) < num_bytes:
-        end, expected = offset_bytes + len(found), offset_bytes + num_bytes
+        num_bytes = file.readinto(numbers.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
+    if num_bytes < numbers.nbytes:
+        end, expected = offset_bytes + num_bytes, offset_bytes + numbers.nbytes
         message = f"ended at byte {end:,}, expected {expected:,}; is it being written to?"
         raise OSError(errno.EIO, message, str(path))
-    return np.frombuffer(found, dtype)
+    return numbers
 
 
 @printable_messages()

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
 from tokenloader.formats.format import read_document_boundaries
-from tokenloader.formats.identity import naming
 from tokenloader.storage.mapped import HeldFile
 from tokenloader.storage.ram import read_exactly
 
@@ -53,8 +52,7 @@ class Part(NamedTuple):
         """Fills out with what the file has from a byte of the part on. OSError if that cannot be read."""
         assert self.file is not None
         try:
-            with naming(self.file.name):
-                read_exactly(self.file, self.offset_bytes + at_bytes, out, dontcache_flag=0)
+            read_exactly(self.file, self.offset_bytes + at_bytes, out, dontcache_flag=0)
         except OSError:
             self.check_unchanged(at_bytes)  # which says more of a file that was truncated
             raise
