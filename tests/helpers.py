@@ -237,6 +237,34 @@ class RecordedWindows:
         return self.windows.copy()
 
 
+class KeyValueStore:
+    """What jax's coordination service is to its clients, for processes that are threads of a test."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        with self.changed:
+            assert allow_overwrite or key not in self.values, f"ALREADY_EXISTS: {key}"
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key, timeout_in_ms):
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
+                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            return self.values[key]
+
+    def key_value_dir_get(self, key):
+        with self.changed:
+            return [item for item in self.values.items() if item[0].startswith(key)]
+
+    def key_value_delete(self, key):
+        with self.changed:
+            for name in [name for name in self.values if f"{name}/".startswith(f"{key}/")]:
+                del self.values[name]
+
+
 class OverProcesses(Placement):
     """The placement of a loader whose batches lie on other processes' devices, too."""
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
 from operator import call
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -86,6 +86,16 @@ class Prefetcher(Generic[T]):
         finalizer = weakref.finalize(self, control.stop)
         finalizer.atexit = False  # end_all sees to that, and waits
         self.thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for so long, at most, until `peek` need not wait. Ctrl-C interrupts it."""
+        first = self._first
+        if not first and not self._control.stopping.is_set():
+            try:
+                first.extend(starmap(self._ready.get, [(True, seconds)]))  # one call into C
+            except Empty:
+                return False
+        return True
 
     def peek(self) -> T:
         """Returns the next item and leaves it there; waits for it. Ctrl-C interrupts the wait.

@@ -131,7 +131,7 @@ def resolve_sharding(sharding: jax.Device | Sharding | None, batch_size: int, se
     None is JAX's default device now (other threads do not see it, so call this on the user's).
 
     Raises TypeError or ValueError: sharding is none; batch_size or seq_len does not divide over it; or it
-    has more than two axes, no device of this process, or devices of some of the processes and not all.
+    has more than two axes, or no device of this process.
     """
     if sharding is None:
         sharding = default_device()
@@ -167,18 +167,12 @@ def _with_spec(sharding: Sharding, *spec: Any) -> NamedSharding:
 
 
 def check_processes(sharding: Sharding, there: list[int], here: int, count: int) -> None:
-    """Raises ValueError unless a sharding has devices of this process (`here`) alone or of all `count`."""
+    """Raises ValueError unless a sharding has devices of this process, `here` of `count`."""
     if here not in there:
         raise ValueError(
             f"{sharding} has no device of this process, {here} of {count}, but of "
-            f"{processes_in_words(there)}; make its mesh of all jax.devices(), or of "
-            f"jax.local_devices() for batches of this process alone"
-        )
-    if 1 < len(there) < count:
-        raise ValueError(
-            f"{sharding} has devices of {processes_in_words(there)}, but the program has {count} "
-            f"processes; make its mesh of all jax.devices(), or of jax.local_devices() for batches of "
-            f"one process alone"
+            f"{processes_in_words(there)}; make the loader in those processes only, or its mesh of all "
+            f"jax.devices()"
         )
     if len(there) > 1 and not isinstance(sharding, NamedSharding):
         raise ValueError(
@@ -193,13 +187,14 @@ def processes_of(sharding: Sharding) -> list[int]:
     return sorted({device.process_index for device in devices})
 
 
-def spans_all_processes(sharding: object) -> bool:
-    """Whether a sharding is over every process of a program that has several."""
-    if jax.process_count() == 1 or not isinstance(sharding, Sharding):
-        return False
+def members_of(sharding: object) -> list[int]:
+    """Returns the processes that make a loader of this sharding together; [] if this one does so alone."""
+    if not isinstance(sharding, Sharding):
+        return []
     if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
-        return False  # it has no devices
-    return processes_of(sharding) == list(range(jax.process_count()))
+        return []  # it has no devices
+    there = processes_of(sharding)
+    return there if len(there) > 1 and jax.process_index() in there else []
 
 
 def processes_in_words(indices: list[int]) -> str:

@@ -1,11 +1,13 @@
 """Located windows: windows whose place in memory is computed once, to be read ahead and copied later."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloader.storage.kernel_advice import PAGE
 from tokenloader.tokens.store import Memory
 
 
@@ -36,6 +38,14 @@ class LocatedWindows:
         """Whether the first page of the first window is in RAM or in the page cache. A hint, in 2 us."""
         pages = self._pages
         return pages is None or not len(pages) or self._memory.kernel.is_cached(int(pages[0, 0]))
+
+    def first_not_cached(self) -> tuple[Path, int] | None:
+        """Finds the first page of the windows that is not in memory: its file, and a byte there. A hint."""
+        for address, length in () if self._pages is None else self._pages.tolist():
+            for page in range(address, address + length, PAGE):
+                if not self._memory.kernel.is_cached(page):
+                    return self._memory.file_at(page)
+        return None
 
     def copy(self) -> NDArray[np.integer[Any]]:
         """Copies the windows, as `TokenArray.gather` does: [n, length] of the tokens' dtype."""

@@ -11,6 +11,7 @@ import errno
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,14 @@ class Memory:
                 size_bytes = extent.path.stat().st_size
                 if size_bytes < extent.offset_bytes + extent.nbytes:
                     raise _lost(extent, size_bytes)
+
+    def file_at(self, address: int) -> tuple[Path, int] | None:
+        """Returns the file that a page's tokens are mapped from, and the byte of the first of them."""
+        for part in self._parts_in(np.array([[address, PAGE]])):
+            if part.extent is not None:
+                begin = part.extent.offset_bytes + part.first * part.array.itemsize
+                return part.extent.path, begin + max(0, address - part.array.ctypes.data)
+        return None
 
     def copy(self, start: int, out: NDArray[Any], stride_tokens: int = _STRIDE_TOKENS) -> None:
         """Fills out, [n], with tokens [start, start + n), read from disk a stride ahead of the copying."""
