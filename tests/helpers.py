@@ -183,6 +183,7 @@ class WatchedWindows:
     def __init__(self, windows, before):
         self.windows, self.before = windows, before
         self.is_cached, self.prefetch = windows.is_cached, windows.prefetch
+        self.first_not_cached = windows.first_not_cached
 
     def copy(self):
         if threading.current_thread() is not threading.main_thread():
@@ -271,16 +272,17 @@ class OverProcesses(Placement):
     is_local = False
 
 
-def interrupted(function, point, within="tokenloader"):
+def interrupted(function, point, within="tokenloader", instead=None):
     """Whether function() was interrupted at a point: a bytecode, counted from 0 over its calls.
 
     A KeyboardInterrupt is raised before that bytecode of the package `within`, as by Ctrl-C: Python
     delivers that between two bytecodes. False: there are fewer, and the function ran to its end.
+    Where `instead` is given it is called there, as a signal handler is.
     """
-    count = 0
+    count, was_called = 0, False
 
     def trace(frame, event, _):
-        nonlocal count
+        nonlocal count, was_called
         module, caller = (
             each.f_globals.get("__name__", "") if each else "" for each in (frame, frame.f_back)
         )
@@ -289,8 +291,13 @@ def interrupted(function, point, within="tokenloader"):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            if count == point:
+            if count == point and instead is None:
                 raise KeyboardInterrupt
+            if count == point:
+                count, was_called = count + 1, True
+                sys.settrace(before)
+                instead()
+                sys.settrace(trace)
             count += 1
         return trace
 
@@ -305,4 +312,4 @@ def interrupted(function, point, within="tokenloader"):
         return True
     finally:
         sys.settrace(before)
-    return False
+    return was_called

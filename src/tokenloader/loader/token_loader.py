@@ -315,7 +315,8 @@ class TokenLoader(Generic[T]):
 
     def _launch_early(self, step: int) -> None:
         """Launches the transform on a step's block, if it is there, while the batch before it is used."""
-        block = None if self._prefetcher is None else self._prefetcher.peek_if_there()
+        prefetcher = self._prefetcher  # read once: close() may come between
+        block = None if prefetcher is None else prefetcher.peek_if_there()
         if block is not None and block.step == step and self._early is None:
             with suppress(Exception):  # which comes again when the batch is asked for
                 self._early = self._launch(block)
