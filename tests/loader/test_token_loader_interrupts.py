@@ -20,6 +20,7 @@ KINDS = {  # prefetch and transform; with prefetch=8 small batches come in group
 }
 GROUP = 5
 PLAN = tl.ShuffledEpochs(0)
+CLOSED = "this TokenLoader was closed; make another"
 
 
 def make_loader(kind, plan=PLAN, tokens=None):
