@@ -26,6 +26,7 @@ SLOW_FILES = (
     "plans/test_mixture.py",
     "plans/test_permutation.py",
     "storage/test_hub.py",
+    "storage/test_hub_errors.py",
     "typing/test_typing.py",
 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 HEAD = textwrap.dedent("""
     import functools, itertools, json, os, sys, time
+    from dataclasses import dataclass
     import jax
     here, count, port = map(int, sys.argv[1:4])
     if count > 1:

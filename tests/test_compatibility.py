@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tokenloader as tl
+from tokenloader.check.fingerprint import full_fingerprint
 from tokenloader.cli.commands import main
 
 NUM_TOKENS, SEQ_LEN = 10_248_871_837, 1024
@@ -109,6 +110,13 @@ def test_few_tokens_keep_their_fingerprint():
     assert tokens.fingerprint() == "uint16:7:2f5dc3a34e356af8"
 
 
+def test_tokens_keep_their_full_fingerprint():
+    tokens = (np.arange(2_500_000) * 2_654_435_761 % 251).astype(np.uint16)
+    assert full_fingerprint(tl.open_tokens(tokens)) == (
+        "uint16:2500000:0d36f4d8e1557859b12383bb24b8897d2c65cf1343e48b30ddacaa9f5b8b5a7e"
+    )
+
+
 def test_the_state_of_a_run_keeps_its_names_and_values():
     tokens = tl.open_tokens(np.arange(100, dtype=np.uint16))
     mixture = tl.Mixture({range(50): 3, range(50, 100): 1}, tl.ShuffledEpochs(seed=0))
@@ -172,12 +180,13 @@ JSON = {
     "info train.safetensors --devices": FILES + under("devices", "backend name kind memory_bytes default"),
     "check train.safetensors --eos-id 0 --against train.safetensors --vocab-size 1000": (
         "num_tokens dtype problems notes lowest_id highest_id num_out_of_vocab first_out_of_vocab "
-        "eos_id num_eos num_other_eos has_index num_documents num_empty median_length longest_length "
-        "lengths num_runs run_tokens compared_one_in"
+        "eos_id eos_side num_eos num_other_eos has_index num_documents num_empty median_length "
+        "longest_length lengths num_runs run_tokens compared_one_in"
         + under("longest_runs", "token start stop")
         + under("repeated", SAME_DOCUMENTS)
         + under("shared", SAME_DOCUMENTS)
     ),
+    "check train.safetensors --fingerprint": "fingerprint problems",
     "bench train.safetensors --batch-size 4 --seq-len 64 --seconds 0.1": (
         "device batch_size seq_len why_not_cold" + under("cold", SPEED) + under("warm", SPEED)
     ),

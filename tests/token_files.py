@@ -1,6 +1,7 @@
 """Token files as their own writers make them, and every way in which a person may have tokens."""
 
 import json
+import mmap
 import struct
 
 import numpy as np
@@ -200,9 +201,30 @@ def array_mapped(folder, tokens):
     return np.memmap(write_raw(folder / "t.bin", tokens), tokens.dtype, "r"), {}
 
 
+def array_loaded_mapped(folder, tokens):
+    return np.load(write_npy(folder / "t.npy", tokens), mmap_mode="r"), {}
+
+
+def array_mapped_and_changed(folder, tokens):
+    """Half of a mapping whose changes are its own: the file holds other tokens."""
+    path = write_raw(folder / "t.bin", np.concatenate([tokens, tokens[::-1]]))
+    mapped = np.memmap(path, tokens.dtype, "c", shape=(2, len(tokens)))[1]
+    mapped[:] = tokens
+    return mapped, {}
+
+
+def array_of_a_mapping(folder, tokens):
+    """Of Python's mmap, at an odd offset, with memoryviews and views between."""
+    path = written_extent(folder / "t.bin", tokens, offset_bytes=3).path
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(memoryview(mapped)[3:], np.uint8)[:].view(tokens.dtype), {}
+
+
 def array_read_only(folder, tokens):
     return np.frombuffer(tokens.tobytes(), tokens.dtype), {}
 
 
 FILES = aligned, at_odd_offset, npy, raw, sharded, sharded_raw, in_a_directory, by_a_pattern
-ARRAYS = array, array_with_gaps, array_backwards, array_mapped, array_read_only
+ARRAYS = array, array_with_gaps, array_backwards, array_read_only
+MAPPED_ARRAYS = array_mapped, array_loaded_mapped, array_mapped_and_changed, array_of_a_mapping

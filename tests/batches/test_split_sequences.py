@@ -15,7 +15,11 @@ EOT = 3
 TOKENS = np.random.default_rng(0).integers(0, 8, 3000).astype(np.uint16)
 B, T = 16, 48
 PLANS = [tl.ShuffledEpochs(seed=0), tl.SequentialWindows()]
-TRANSFORMS = {"next_token": tl.next_token, "documents": tl.segment_documents(EOT)}
+TRANSFORMS = {
+    "next_token": tl.next_token,
+    "documents": tl.segment_documents(EOT),
+    "begun documents": tl.segment_documents(bos_id=EOT),
+}
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8), (2, 2, 2)]
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices; see conftest.py")
@@ -59,12 +63,13 @@ def test_any_axes_may_split_a_sequence(spec, transform):
             np.testing.assert_array_equal(a, b, strict=True)
 
 
-@pytest.mark.parametrize("eos_id", [0, 7, 100])
-def test_documents_are_counted_across_the_shards_of_a_sequence(eos_id):
+@pytest.mark.parametrize("token_id", [0, 7, 100])
+@pytest.mark.parametrize("name", ["eos_id", "bos_id"])
+def test_documents_are_counted_across_the_shards_of_a_sequence(name, token_id):
     # Every token an end, none, or runs of them that begin and end where a shard does.
     tokens = np.where(np.arange(3000) % 24 < 12, 7, np.arange(3000) % 5).astype(np.uint16)
-    tokens = np.zeros(3000, np.uint16) if eos_id == 0 else tokens
-    transform = tl.segment_documents(eos_id)
+    tokens = np.zeros(3000, np.uint16) if token_id == 0 else tokens
+    transform = tl.segment_documents(**{name: token_id})
     where = NamedSharding(mesh((1, 8)), P("data", "seq"))
     split = batches(4, where, tl.SequentialWindows(), transform, tokens)
     single = batches(4, None, tl.SequentialWindows(), transform, tokens)

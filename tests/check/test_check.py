@@ -11,8 +11,10 @@ import pytest
 import tokenloader as tl
 from tokenloader.check.check import check
 from tokenloader.check.counts import Limits
+from tokenloader.check.delimiters import KNOWN_BOS_IDS, KNOWN_EOS_IDS
 
 END = 50_256
+MISSING = "id {} is nowhere in these tokens; is --eos-id or --bos-id right?"
 
 
 def text(num_tokens, seed=0):
@@ -65,6 +67,7 @@ def test_documents_are_counted_wherever_the_end_of_text_stands(where):
     elif where == "cut":
         ids = ids[: np.flatnonzero(ids == END)[-1]]
     report = checked(ids, limits=SMALL_CHUNKS)
+    assert report.eos_side == {"after": "after", "before": "before", "cut": None}[where]
     assert report.counts.num_documents == 300
     assert report.counts.num_empty == 0
     assert report.counts.num_eos == 300 - (where == "cut")
@@ -175,7 +178,7 @@ def test_a_hole_is_a_problem_and_a_shorter_run_is_counted():
     assert f"id 0 fills 70,000 positions from token {len(ids):,} on; is a part" in problem
 
 
-@pytest.mark.parametrize("end", [50_256, 50_257, 100_257, 128_001, 151_643, 199_999])
+@pytest.mark.parametrize("end", [*KNOWN_EOS_IDS, *KNOWN_BOS_IDS])
 def test_the_end_of_text_of_known_tokenizers_is_found(end):
     ids = joined(many(LENGTHS)).astype(np.uint32)
     ids[ids == END] = end
@@ -197,8 +200,24 @@ def test_both_of_them_are_a_problem():
 
 def test_an_end_of_text_that_is_said_and_not_there_is_a_problem():
     report = checked(joined(many(LENGTHS)), eos_id=40_000)
-    assert report.problems == ["there is no end-of-text id 40000 in these tokens; is --eos-id right?"]
+    assert report.problems == [MISSING.format(40000)]
     assert report.counts.num_documents == 0
+
+
+def test_a_begin_of_text_may_be_said():
+    ids = np.roll(joined(many(LENGTHS), 20_001), 1)
+    report = checked(ids, bos_id=20_001)
+    assert (report.counts.eos_id, report.eos_side, report.problems) == (20_001, "before", [])
+    assert checked(ids[5:], bos_id=20_001).eos_side == "before"  # which these do not tell
+    assert checked(ids[5:], eos_id=20_001).eos_side == "after"
+    missing = checked(ids, bos_id=40_000)
+    assert missing.problems == [MISSING.format(40000)]
+    assert missing.eos_side is None
+
+
+def test_50257_before_documents_in_the_place_of_50256_is_a_problem():
+    (problem,) = checked(np.roll(joined(many(LENGTHS), 50_257), 1)).problems
+    assert "50257 begins documents, one past GPT-2's end-of-text 50256" in problem
 
 
 def test_an_end_of_text_that_is_not_known_may_be_said():
@@ -206,6 +225,7 @@ def test_an_end_of_text_that_is_not_known_may_be_said():
     assert checked(ids, eos_id=20_001).counts.num_documents == 300
     (note,) = checked(ids).notes
     assert note.startswith("no end-of-text id was found (looked for 50256, 50257, 100257,")
+    assert "128000" in note
 
 
 def test_without_documents_there_is_nothing_to_compare():
@@ -217,7 +237,7 @@ def test_without_documents_there_is_nothing_to_compare():
 
 def test_an_end_of_text_that_the_dtype_cannot_hold_is_not_there():
     report = checked(np.zeros(10, np.uint8), eos_id=300)
-    assert report.problems == ["there is no end-of-text id 300 in these tokens; is --eos-id right?"]
+    assert report.problems == [MISSING.format(300)]
 
 
 def test_a_sample_of_documents_is_said_to_be_one():
@@ -290,7 +310,7 @@ def test_without_an_end_of_text_id_documents_are_those_of_the_index(tmp_path, em
     assert report.repeated.tokens == LENGTHS[17] + LENGTHS[18]
     assert report.problems == []
     (note,) = report.notes
-    assert note.endswith("so documents are those of the index; --eos-id says which it is")
+    assert note.endswith("so documents are those of the index; --eos-id or --bos-id says which it is")
 
 
 def test_documents_of_an_index_are_compared_with_others(tmp_path):

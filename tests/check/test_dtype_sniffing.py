@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from tokenloader.check.dtype_sniffing import MIN_TOKENS, sniff_dtype
+from tokenloader import open_tokens
+from tokenloader.check.dtype_sniffing import MIN_TOKENS, sniff_dtype, sniff_files
+from tokenloader.check.samples import take_sample
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +61,23 @@ def test_an_odd_offset_is(ids):
 @pytest.mark.parametrize(
     ("written", "read", "told"),
     [
-        ("uint16", "uint32", "pairs of uint16 tokens read as uint32"),
-        ("uint32", "int64", "pairs of uint32 tokens read as int64"),
-        ("uint32", "uint16", "uint32 tokens read as uint16"),
-        ("int64", "uint32", "int64 tokens read as uint32"),
+        ("uint16", "uint32", "these look like uint16 tokens read as uint32"),
+        ("uint16", "int64", "these look like uint16 tokens read as int64"),
+        ("uint32", "int64", "these look like uint32 tokens read as int64"),
+        ("uint32", "uint16", "every second token is below 4: these look like uint32 tokens read as uint16"),
+        ("uint32", "uint8", "of every 4 tokens 2 are below 4: these look like uint32 tokens read as uint8"),
+        ("int64", "int32", "every second token is below 4: these look like int64 tokens read as int32"),
+        ("int64", "uint32", "every second token is below 4: these look like int64 tokens read as uint32"),
+        ("int64", "uint16", "of every 4 tokens 2 are below 4: these look like int64 tokens read as uint16"),
+        ("int64", "uint8", "of every 8 tokens 4 are below 4: these look like int64 tokens read as uint8"),
         (">u4", "uint16", "uint32 tokens read as uint16"),
+        (">i8", "uint16", "int64 tokens read as uint16"),
     ],
 )
 def test_the_wrong_width_is(ids, written, read, told):
     found = sniff_dtype(ids.astype(written).view(read))
     assert told in found
-    assert f"pass --dtype {told.split(' tokens')[0].split()[-1]}; else write it again" in found
+    assert f"pass --dtype {told.split(' tokens read')[0].split()[-1]}; else write it again" in found
 
 
 @pytest.mark.parametrize("highest", [1, 2, 256, 257, 1000, 4096, 50_257, 65_536])
@@ -81,3 +89,45 @@ def test_random_ids_are_not(highest):
 
 def test_a_sample_that_is_too_small_is_not(ids):
     assert sniff_dtype(ids[: MIN_TOKENS - 1].byteswap()) is None
+
+
+def sniffed(folder, dtype):
+    tokens = open_tokens(folder, dtype=dtype)
+    return sniff_files(tokens, take_sample(tokens))
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 9, 70])
+@pytest.mark.parametrize(
+    ("written", "read"), [("int64", "int32"), ("uint16", "uint32"), ("int64", "uint16"), (">u4", "uint32")]
+)
+def test_one_file_of_several_is_looked_at_alone(ids, tmp_path, written, read, num_right):
+    wrong = np.resize(ids, 1_200_000).astype(written) if num_right == 9 else ids.astype(written)
+    wrong.tofile(tmp_path / "5.bin")
+    for i in range(num_right):
+        ids[: 20_001 + i].astype(read).tofile(tmp_path / f"{10 * i}.bin")  # an odd number of tokens
+    found = sniffed(tmp_path, read)
+    if num_right:
+        assert found.startswith(f"{tmp_path / '5.bin'}: ")
+        assert found.endswith(f" (1 of {num_right + 1} files look wrong)")
+    told = written.replace(">u4", "the byte order looks wrong")
+    assert told in found
+
+
+def test_of_several_wrong_files_the_first_is_named_and_all_are_counted(ids, tmp_path):
+    for i, dtype in enumerate(["int32", "int64", "int32", "int64"]):
+        ids.astype(dtype).tofile(tmp_path / f"{i}.bin")
+    found = sniffed(tmp_path, "int32")
+    assert found.startswith(f"{tmp_path / '1.bin'}: every second token is below 4: these look like int64")
+    assert found.endswith(" (2 of 4 files look wrong)")
+
+
+def test_files_too_small_to_be_looked_at_alone_are_looked_at_together(ids, tmp_path):
+    for i in range(4):
+        ids[2000 * i : 2000 * i + 2000].byteswap().tofile(tmp_path / f"{i}.bin")
+    assert sniffed(tmp_path, "uint16").startswith("the bytes of an id, from the lowest, have")
+
+
+def test_files_as_they_should_be_are_not_suspected(ids, tmp_path):
+    for i in range(3):
+        ids[10_001 * i : 10_001 * i + 10_001].tofile(tmp_path / f"{i}.bin")
+    assert sniffed(tmp_path, "uint16") is None

@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from helpers import NAMED_PLANS
 
 import tokenloader as tl
 from tokenloader.check.replay import replay
+from tokenloader.plans.cursor import probe
 
 N = 997
 TOKENS = np.random.default_rng(0).integers(0, 50, N).astype(np.uint16)
@@ -72,9 +74,27 @@ def test_documents_are_the_spans_between_ends_of_text(tokens):
     assert EOT in ends  # also a window that ends with its document
 
 
-def test_a_window_of_one_document_is_one_span(tokens):
+def test_documents_with_an_id_before_them_begin_with_it(tokens):
+    state, _ = saved_after(tokens, tl.RandomWindows(0), [50])
+    replayed = replay(state, tokens, 1, bos_id=EOT)
+    begins = set()
+    for start, row, spans in zip(replayed.starts, replayed.tokens, replayed.documents, strict=True):
+        parts = [TOKENS[begin:end] for begin, end in spans]
+        assert (spans[0, 0], spans[-1, 1]) == (start, start + 21)
+        assert all((part[1:] != EOT).all() for part in parts)
+        assert all(part[0] == EOT for part in parts[1:])
+        assert np.concatenate(parts).tolist() == row.tolist()
+        begins |= {int(row[0]), int(row[-1]) + 100}
+    assert {
+        EOT,
+        EOT + 100,
+    } <= begins  # windows that begin with a document, or end with its first token
+
+
+@pytest.mark.parametrize("name", ["eos_id", "bos_id"])
+def test_a_window_of_one_document_is_one_span(tokens, name):
     state, _ = saved_after(tokens, tl.SequentialWindows(), [1])
-    assert replay(state, tokens, 2, eos_id=999).documents[0].tolist() == [[40, 61]]
+    assert replay(state, tokens, 2, **{name: 999}).documents[0].tolist() == [[40, 61]]
 
 
 def test_it_needs_neither_jax_nor_a_loader(tmp_path, tokens):
@@ -134,3 +154,25 @@ def test_a_plan_of_ones_own_is_refused_with_the_way_in_python(tokens):
     state, _ = saved_after(tokens, NAMED_PLANS[0], [2])
     with pytest.raises(ValueError, match=r"plan is EveryTen\(\), which is none of RandomWindows"):
         replay({**state, "plan": "EveryTen()"}, tokens, 0)
+
+
+@pytest.mark.parametrize(("batch_size", "most"), [(2**30, 2**18), (2**18 + 1, 2**18), (2**61, 2**18)])
+def test_a_state_of_more_windows_than_fit_in_memory_is_refused_before_they_are_made(
+    tokens, batch_size, most
+):
+    state, _ = saved_after(tokens, NAMED_PLANS[0], [2])
+    forged = {
+        **state,
+        "step": 0,
+        "sample": 0,
+        "batch_sizes": f"0:0:{batch_size}",
+        "probe": probe(NAMED_PLANS[0].bind(N, 20), 0),
+    }
+    told = (
+        f"state: step 0 has {batch_size:,} windows of seq_len=20 by its batch_sizes; expected {most:,} at"
+    )
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=told):
+        replay(forged, tokens, 0)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()

@@ -92,6 +92,40 @@ def test_check_against_others(run):
     assert "that the other tokens have too" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    ("ids", "label", "where"),
+    [
+        ([5, 6, END], "end of text", "after each document: segment_documents(eos_id=50256)"),
+        ([END, 5, 6], "begin of text", "before each document: segment_documents(bos_id=50256)"),
+        ([5, END, 6], "end of text", "after each document or before it: the files do not tell"),
+    ],
+)
+def test_check_tells_on_which_side_of_documents_their_id_stands(run, ids, label, where):
+    np.save("a.npy", np.array(ids * 9, np.uint16))
+    _, out, _ = run("check", "a.npy")
+    assert f"{label} id 50256, 9 times, one in 3.0 tokens {where} documents" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("command", [["check"], ["replay", "--step", 0, "state.json"]])
+def test_one_of_eos_id_and_bos_id_is_enough(run, command):
+    status, _, err = run(*command, "train.npy", "--eos-id", 3, "--bos-id", 4)
+    assert status == 2
+    assert "--eos-id 3 and --bos-id 4 were given; expected one of the two, for the id after each" in err
+
+
+def test_check_names_the_file_of_a_directory_that_is_of_another_dtype(run, folder):
+    (folder / "shards").mkdir()
+    for i, dtype in enumerate(["int32", "int64", *["int32"] * 20]):
+        np.load("train.npy").astype(dtype).tofile(folder / f"shards/{i}.bin")
+    status, out, _ = run("check", "shards", "--dtype", "int32", "--json")
+    assert status == 1
+    found = next(problem for problem in json.loads(out)["problems"] if "int64" in problem)
+    assert found.startswith(
+        "shards/1.bin: every second token is below 4: these look like int64 tokens read as"
+    )
+    assert found.endswith("(1 of 22 files look wrong)")
+
+
 def test_check_in_json(run):
     status, out, _ = run("check", "--json", "--vocab-size", 1000, "train.npy")
     report = json.loads(out)
@@ -99,6 +133,34 @@ def test_check_in_json(run):
     assert report["eos_id"] == END
     assert report["num_out_of_vocab"] > 0
     assert len(report["problems"]) == 1
+
+
+def test_check_compares_all_tokens_of_two_copies_by_their_fingerprint(run):
+    ids = np.load("train.npy")
+    np.save("zeroed.npy", np.concatenate([ids[:1000], 0 * ids[1000:1100], ids[1100:]]))
+    opened = [tl.open_tokens(name) for name in ("train.npy", "zeroed.npy")]
+    assert opened[0].fingerprint() == opened[1].fingerprint()  # a sample of each
+    status, right, err = run("check", "--fingerprint", "train.safetensors")
+    assert (status, err) == (0, "")
+    expect = ("--expect-fingerprint", right.strip())
+    assert run("check", "train.npy", *expect) == (0, right, "")
+    status, out, _ = run("check", "zeroed.npy", *expect)
+    wrong = run("check", "zeroed.npy", "--fingerprint")[1].strip()
+    assert status == 1
+    told = f"these are not the tokens of {right.strip()}"
+    assert out == f"{wrong}\nWRONG: {told}\n"
+    status, out, _ = run("check", "zeroed.npy", *expect, "--json")
+    assert (status, json.loads(out)) == (1, {"fingerprint": wrong, "problems": [told]})
+
+
+def test_check_refuses_what_is_no_fingerprint_of_all_tokens(run):
+    sampled = tl.open_tokens("train.npy").fingerprint()
+    status, _, err = run("check", "train.npy", "--expect-fingerprint", sampled)
+    assert status == 2
+    assert f"--expect-fingerprint is '{sampled}'; expected what check --fingerprint prints" in err
+    status, _, err = run("check", "train.npy", "--fingerprint", "--vocab-size", 50_257)
+    assert status == 2
+    assert "with --fingerprint tokens are hashed and not checked; give --vocab-size" in err
 
 
 def test_the_histogram_is_drawn_in_what_the_terminal_can_show(folder):
@@ -252,6 +314,10 @@ def test_replay_in_json_has_documents_and_text(run, saved):
         assert len(row["documents"]) in (2, 3)
         assert row["text"] == " ".join(f"w{id}" for id in ids)
     _, out, _ = run(*arguments, "--tokenizer", "tokenizer.json")
+    begun = json.loads(run(*arguments[:-2], "--bos-id", END, "--json")[1])
+    for row, other in zip(found["rows"], begun["rows"], strict=True):
+        inner = [end - 1 for _, end in row["documents"] if end < row["start"] + 601]
+        assert [begin for begin, _ in other["documents"][1:]] == inner
     text = found["rows"][0]["text"]
     assert out.splitlines()[3].split()[3] == text.split()[0]
     assert max(map(len, out.splitlines())) <= 80

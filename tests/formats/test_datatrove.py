@@ -99,7 +99,7 @@ def test_dtype_may_be_given_for_a_datatrove_file_if_it_is_as_wide_as_its_tokens(
         ([0], None, "by t.ds.index it has 0 tokens"),
         ([2**64 - 1], None, "by t.ds.index it has 18,446,744,073,709,551,615 tokens"),
         (None, "gpt2|2\n11\n11.0 T", "by t.ds.metadata it has 11 tokens"),
-        ([], None, "0 bytes is not a whole number of document ends (8 bytes each, 1 or more)"),
+        ([], None, "by t.ds.index it has 0 tokens"),
     ],
 )
 def test_a_datatrove_file_that_its_index_does_not_fit_is_refused_with_both(tmp_path, ends, metadata, named):

@@ -106,7 +106,7 @@ def test_a_dtype_that_holds_no_tokens_is_refused_and_named(file, dtype, named):
 )
 def test_what_a_format_writes_is_recognised_as_that_format(tmp_path, format):
     dtype = np.dtype("uint16")
-    write_file(tmp_path / "t.bin", [TOKENS], dtype, format.writer)
+    write_file(tmp_path / "t.bin", [TOKENS], dtype, format.writer, replace=False)
     extent = locate(tmp_path / "t.bin", key="tokens", dtype=None if format.tells_dtype else dtype)
     assert (extent.format, extent.dtype, extent.num_tokens) == (format, dtype, 5)
     assert extent.offset_bytes == len(format.writer.header(dtype, 5))

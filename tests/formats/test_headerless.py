@@ -93,5 +93,5 @@ def test_a_headerless_file_may_begin_like_a_safetensors_file(file, tokens):
 
 
 def test_what_is_written_is_nothing_but_tokens(tmp_path):
-    write_file(tmp_path / "t.bin", [np.arange(1000)], np.dtype("uint16"), headerless.WRITER)
+    write_file(tmp_path / "t.bin", [np.arange(1000)], np.dtype("uint16"), headerless.WRITER, replace=False)
     assert (tmp_path / "t.bin").read_bytes() == np.arange(1000, dtype="<u2").tobytes()

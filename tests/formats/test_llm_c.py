@@ -51,7 +51,6 @@ def test_an_llm_c_file_by_hand_is_opened(file):
         ),
         (llm_c_bytes(TOKENS, 20240801, 1), "of magic 20240801 and version 1; expected version 7"),
         (llm_c_bytes(TOKENS, count=-5), "counts -5 tokens; the format counts up to 2**31 - 1"),
-        (llm_c_bytes(TOKENS[:0]), "the data has no tokens"),
         (llm_c_bytes(TOKENS)[:600], "is cut off in its llm.c header, after 600 of 1024 bytes"),
         (llm_c_bytes(TOKENS)[:4], "is cut off in its llm.c header, after 4 of 1024 bytes"),
     ],
@@ -64,7 +63,7 @@ def test_a_damaged_llm_c_file_is_refused_with_what_is_wrong(file, data, named, d
 
 @pytest.mark.parametrize(("dtype", "magic", "version"), [("uint16", 20240520, 1), ("uint32", 20240801, 7)])
 def test_what_is_written_has_its_header_of_256_integers(tmp_path, dtype, magic, version):
-    write_file(tmp_path / "t.bin", [np.arange(1000)], np.dtype(dtype), llm_c.WRITER)
+    write_file(tmp_path / "t.bin", [np.arange(1000)], np.dtype(dtype), llm_c.WRITER, replace=False)
     data = (tmp_path / "t.bin").read_bytes()
     assert np.frombuffer(data[:1024], "<i4").tolist() == [magic, version, 1000, *[0] * 253]
     np.testing.assert_array_equal(np.frombuffer(data[1024:], dtype), np.arange(1000))
@@ -73,7 +72,7 @@ def test_what_is_written_has_its_header_of_256_integers(tmp_path, dtype, magic, 
 
 def test_no_other_dtype_is_written(tmp_path):
     with pytest.raises(ValueError, match=r"an llm.c .bin file holds uint16 or uint32 tokens, not int64"):
-        write_file(tmp_path / "t.bin", [np.arange(5)], np.dtype("int64"), llm_c.WRITER)
+        write_file(tmp_path / "t.bin", [np.arange(5)], np.dtype("int64"), llm_c.WRITER, replace=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -90,7 +89,9 @@ def test_tokens_past_the_most_are_refused_while_they_are_written(tmp_path):
         return llm_c.header(dtype, num_tokens + 2**31 - 1 - 10)
 
     writer = replace(llm_c.WRITER, header=header)
-    write_file(tmp_path / "t.bin", [np.arange(10)], np.dtype("uint16"), writer)
+    write_file(tmp_path / "t.bin", [np.arange(10)], np.dtype("uint16"), writer, replace=False)
     with pytest.raises(ValueError, match="these are 2,147,483,648 or more"):
-        write_file(tmp_path / "u.bin", [np.arange(10), np.arange(1)], np.dtype("uint16"), writer)
+        write_file(
+            tmp_path / "u.bin", [np.arange(10), np.arange(1)], np.dtype("uint16"), writer, replace=False
+        )
     assert not (tmp_path / "u.bin").exists()

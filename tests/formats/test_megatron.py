@@ -219,10 +219,22 @@ def test_megatron_data_of_another_size_than_its_index_is_refused_with_both(tmp_p
     )
 
 
-def test_megatron_data_without_tokens_is_refused(tmp_path):
+def test_a_megatron_file_of_no_sequences_is_written_as_datatrove_does(tmp_path):
+    # By MegatronTokenizedFile of datatrove 0.10.1, to which no document was written.
     path = write_megatron(tmp_path / "t", [])
+    golden = "4d4d49444944580000 0100000000000000 08 0000000000000000 0100000000000000 0000000000000000"
+    assert path.with_suffix(".idx").read_bytes() == bytes.fromhex(golden)
     for given in (path, path.with_suffix(".idx")):
-        assert_raises(lambda given=given: open_tokens(given), f"{path}: the file is empty")
+        assert_raises(
+            lambda given=given: open_tokens(given),
+            f"{path}: has no tokens, as the file or its index says (Megatron-LM .bin); was the conversion",
+        )
+
+
+def test_megatron_data_that_was_lost_is_not_taken_for_empty(tmp_path):
+    path = write_megatron(tmp_path / "t", SEQUENCES)
+    path.write_bytes(b"")
+    assert_raises(lambda: open_tokens(path), f"{path}: has 0 bytes, and by t.idx its tokens end at byte 20")
 
 
 @pytest.mark.parametrize("wrong", [0, 5, 32_767, 32_768, 35_000, 37_231, 37_233, 69_999])

@@ -232,17 +232,37 @@ def test_a_directory_of_held_out_files_alone_is_opened(tmp_path):
     assert len(open_tokens(tmp_path / "evaluation")) == 3  # no word of it is "dev"
 
 
-def test_a_numbered_set_with_files_missing_is_refused_with_how_many_there_are(tmp_path):
+def test_a_numbered_set_with_files_missing_is_refused_with_their_names(tmp_path):
     for i in (1, 2, 4):
         write(tmp_path / f"train-0000{i}-of-00004.safetensors", i)
     fails(
         tmp_path,
-        f"{tmp_path}: has 3 of the 4 files train-*-of-*.safetensors; is the download complete?",
+        f"{tmp_path}: has 3 of the 4 files train-*-of-*.safetensors; is the download complete? Missing: "
+        f"train-00003-of-00004.safetensors. A pattern opens what there is",
         error=FileNotFoundError,
     )
-    assert open_tokens(tmp_path / "*.safetensors")[:].tolist() == [1, 2, 4]  # asked for
     write(tmp_path / "train-00003-of-00004.safetensors", 3)
     assert open_tokens(tmp_path)[:].tolist() == [1, 2, 3, 4]
+
+
+def test_a_pattern_opens_what_there_is_of_a_set_and_logs_what_is_missing(tmp_path, caplog):
+    for i in (1, 2, 4):
+        write(tmp_path / f"train-0000{i}-of-00004.npy", i)
+    assert open_tokens(tmp_path / "*.npy")[:].tolist() == [1, 2, 4]
+    (record,) = caplog.records
+    assert record.name == "tokenloader"
+    assert f"{tmp_path}/*.npy: {tmp_path} has 3 of the 4 files train-*-of-*.npy; " in record.message
+    assert "Missing: train-00003-of-00004.npy" in record.message
+    caplog.clear()
+    write(tmp_path / "train-00003-of-00004.npy", 3)
+    assert open_tokens(tmp_path / "*[12]-of-*.npy")[:].tolist() == [1, 2]  # left out on purpose
+    assert not caplog.records
+
+
+def test_a_set_that_is_there_twice_is_refused_in_a_directory(tmp_path):
+    for name in ("a-1-of-2.npy", "a-00001-of-2.npy", "a-2-of-2.npy"):
+        write(tmp_path / name)
+    fails(tmp_path, f"{tmp_path}: has a file of a-*-of-*.npy twice: ", "a-00001-of-2.npy", "a-1-of-2.npy")
 
 
 def test_shards_of_different_dtypes_are_refused_and_named(tmp_path):
@@ -310,6 +330,56 @@ def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
     assert [open_tokens(call)[:].tolist() for call in calls] == [[3], [4]]
 
 
+# Links
+
+
+def test_a_file_that_is_reached_through_linked_directories_is_held_once(tmp_path):
+    write(tmp_path / "data/a/1.npy", 1)
+    write(tmp_path / "data/2.npy", 2)
+    (tmp_path / "data/again").symlink_to("a")
+    (tmp_path / "data/a/up").symlink_to("..")
+    (tmp_path / "data/a/self").symlink_to(".")
+    (tmp_path / "data/a/above").symlink_to(tmp_path)
+    for pattern in ("**/*.npy", "**", "**/**/*.npy", "**/[12].npy", "**/a/**/1.npy"):
+        found = [1] if "/a/" in pattern else [2, 1]
+        assert sorted(open_tokens(tmp_path / "data" / pattern)[:].tolist()) == sorted(found)
+    (tmp_path / "data/loop").symlink_to("loop")
+    assert names(tmp_path / "data/**/*.npy") == ["2.npy", "1.npy"]
+    (extent,) = locate_shards(tmp_path / "data/*/1.npy", key="tokens", dtype=None)
+    assert extent.path == tmp_path / "data/a/1.npy"
+
+
+def test_a_directory_elsewhere_is_entered_through_one_link_to_it(tmp_path):
+    write(tmp_path / "disk/part/1.npy", 1)
+    (tmp_path / "disk/part/back").symlink_to(tmp_path / "disk")
+    (tmp_path / "data").mkdir()
+    for name in ("x", "y"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "disk/part")
+    assert open_tokens(tmp_path / "data/**/*.npy")[:].tolist() == [1]
+    (tmp_path / "all").symlink_to(tmp_path / "data")
+    assert open_tokens(tmp_path / "all/**/*.npy")[:].tolist() == [1]
+
+
+@pytest.mark.parametrize("source", ["", "*", "**/*.npy"])
+def test_a_link_to_a_file_that_is_there_itself_is_left_out(tmp_path, source):
+    write(tmp_path / "shard_1.npy", 1)
+    write(tmp_path / "shard_2.npy", 2)
+    (tmp_path / "a_latest.npy").symlink_to("shard_2.npy")
+    assert names(tmp_path / source) == ["shard_1.npy", "shard_2.npy"]
+
+
+@pytest.mark.parametrize("source", ["", "*", "**/*.npy"])
+def test_links_into_the_cache_of_the_hub_are_opened_also_those_of_equal_contents(tmp_path, source):
+    write(tmp_path / "blobs/0a", 7).rename(tmp_path / "blobs/0b")
+    np.save(tmp_path / "blobs/x.npy", np.array([8], np.uint16))
+    (tmp_path / "snapshots/main").mkdir(parents=True)
+    for i in range(2):
+        (tmp_path / f"snapshots/main/part-0000{i}-of-00002.npy").symlink_to("../../blobs/x.npy")
+    assert open_tokens(tmp_path / "snapshots/main" / source)[:].tolist() == [8, 8]
+    (tmp_path / "snapshots/other").symlink_to("main")
+    assert open_tokens(tmp_path / "snapshots/**/*.npy")[:].tolist() == [8, 8]
+
+
 # Indexes of safetensors
 
 
@@ -339,7 +409,10 @@ def test_an_index_leads_to_all_shards_that_have_the_tensor_in_natural_order(tmp_
     index = write_index(tmp_path, {"tokens": files[-1]})
     assert open_tokens(index)[:].tolist() == list(range(12))
     (tmp_path / files[5]).unlink()
-    fails(index, "has 11 of the 12 files train-*-of-*.safetensors", error=FileNotFoundError)
+    missing = (
+        f"has 11 of the 12 files train-*-of-*.safetensors; is the download complete? Missing: {files[5]}"
+    )
+    fails(index, missing, error=FileNotFoundError)
 
 
 def test_an_index_is_known_by_its_contents(tmp_path):
@@ -376,6 +449,91 @@ def test_what_an_index_does_not_lead_to_is_an_error(tmp_path):
     )
     write(tmp_path / "gone.safetensors", 1)
     fails(index, "no tensor 'layer3'; there are: tokens (U16[1])", key="layer3")
+
+
+@pytest.mark.parametrize("kind", ["absolute", "above", "link", "linked set"])
+def test_an_index_that_leads_out_of_its_directory_is_refused(tmp_path, kind):
+    outside = write(tmp_path / "secret-2-of-2.safetensors", 1)
+    folder = tmp_path / "data"
+    write(folder / "t-1-of-2.safetensors", 1)
+    (folder / "t-2-of-2.safetensors").symlink_to(outside)
+    named = {
+        "absolute": str(outside),
+        "above": "../secret-2-of-2.safetensors",
+        "link": "t-2-of-2.safetensors",
+        "linked set": "t-1-of-2.safetensors",
+    }[kind]
+    index = write_index(folder, {"tokens": named})
+    led_to = folder / ("t-2-of-2.safetensors" if kind == "linked set" else named)
+    expected = "outside of its directory; expected files beside the index"
+    fails(index, f"{index}: leads to {led_to}, which is {outside}, {expected}")
+
+
+def test_an_index_may_name_files_in_directories_below_it(tmp_path):
+    write(tmp_path / "below/a.safetensors", 1)
+    assert open_tokens(write_index(tmp_path, {"tokens": "below/a.safetensors"}))[:].tolist() == [1]
+    assert open_tokens(write_index(tmp_path, {"tokens": "below/../below/a.safetensors"}))[:].tolist() == [1]
+
+
+@pytest.mark.parametrize("below", ["", "data/more/"])
+def test_an_index_in_a_snapshot_of_the_hub_leads_to_blobs_and_no_further(tmp_path, below):
+    folder = tmp_path / "snapshots/0123" / below
+    up = "../" * (2 + below.count("/"))
+    write(tmp_path / "t.safetensors", 5)
+    folder.mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "t.safetensors").rename(tmp_path / "blobs/aa")
+    write_index(tmp_path / "blobs", {"tokens": "t.safetensors"}, "bb")
+    (folder / "t.safetensors").symlink_to(f"{up}blobs/aa")
+    (folder / "model.safetensors.index.json").symlink_to(f"{up}blobs/bb")
+    assert open_tokens(folder / "model.safetensors.index.json")[:].tolist() == [5]
+    (folder / "t.safetensors").unlink()
+    (folder / "t.safetensors").symlink_to(f"{up}blobs/../blobs.safetensors")
+    write(tmp_path / "blobs.safetensors", 6)
+    fails(folder / "model.safetensors.index.json", "outside of its directory")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 10_000, "\x1b[2J"])
+def test_an_index_that_names_what_can_be_no_file_is_refused_in_a_short_line(tmp_path, name):
+    index = write_index(tmp_path, {"tokens": name})
+    message = fails(index, "no such file, and model.safetensors.index.json says", error=FileNotFoundError)
+    assert len(message) < 1000
+    assert message.isprintable()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_an_index_that_leads_to_a_pipe_or_a_directory_names_it(tmp_path):
+    write(tmp_path / "t-1-of-2.safetensors", 1)
+    os.mkfifo(tmp_path / "t-2-of-2.safetensors")
+    for named in ("t-1-of-2.safetensors", "t-2-of-2.safetensors"):
+        fails(
+            write_index(tmp_path, {"tokens": named}),
+            f"{tmp_path / 't-2-of-2.safetensors'}: is a pipe or a device",
+        )
+    (tmp_path / "t-2-of-2.safetensors").unlink()
+    (tmp_path / "t-2-of-2.safetensors").mkdir()
+    for named in ("t-1-of-2.safetensors", "t-2-of-2.safetensors", ""):
+        index = write_index(tmp_path, {"tokens": named})
+        where = tmp_path / "t-2-of-2.safetensors" if named else tmp_path
+        fails(index, f"is a directory; expected a token file: '{where}'", error=IsADirectoryError)
+
+
+def test_messages_are_printable_whatever_files_are_called(tmp_path):
+    folder = tmp_path / "\x1b[2J\u202e\x9b"
+    write(folder / "b\n.npy", 1)
+    (folder / "a\x07.npy").write_bytes(b"?!")
+    index = write_index(folder, {"x\x1b]52;c;AAAA\x07": "gone"}, "\x1b[2J.safetensors.index.json")
+    for source in (
+        folder,
+        folder / "a\x07.npy",
+        folder / "*.npy",
+        folder / "gone\r.npy",
+        index,
+        folder / "\x1b*",
+    ):
+        with pytest.raises((ValueError, OSError)) as raised:
+            open_tokens(source)
+        assert str(raised.value).isprintable()
 
 
 def test_a_thousand_shards_are_opened_without_reading_their_tokens(tmp_path):

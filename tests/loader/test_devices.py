@@ -248,6 +248,46 @@ def test_a_mesh_that_the_caller_has_set_does_not_move_or_break_a_loader(kind, wh
             assert np.asarray(batch.loss_mask).all()
 
 
+@pytest.mark.skipif(not hasattr(jax.sharding, "get_mesh"), reason="jax 0.8.0 does not tell the mesh")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+@pytest.mark.parametrize("axis_type", AXIS_TYPES)
+def test_a_bare_spec_gives_the_batches_of_its_sharding_over_the_mesh_that_is_set(
+    axis_type, plan, transform
+):
+    where = sharding(P("data", None, None), axis_type)
+    with jax.set_mesh(where.mesh):
+        given = batches(2, P("data", None, None), plan, TRANSFORMS[transform])
+    two_axes = sharding(P("data"), axis_type)
+    assert_same_batches(given, batches(2, jax.devices()[0], plan, TRANSFORMS[transform]), two_axes)
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+@pytest.mark.parametrize("over", ["device", "rows", "sequences"])
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+def test_a_memory_kind_is_where_blocks_land_or_refused_at_construction(plan, over, kind):
+    device = jax.devices()[2]
+    if kind not in [memory.kind for memory in device.addressable_memories()]:
+        pytest.skip(f"this jax has no {kind} memory on CPUs")
+    spec = P("data", "model") if over == "sequences" else P("data")
+    where = (
+        SingleDeviceSharding(device, memory_kind=kind)
+        if over == "device"
+        else NamedSharding(sharding(spec).mesh, spec, memory_kind=kind)
+    )
+    for block in batches(3, where, plan, None):
+        assert block.sharding.is_equivalent_to(where, 2)
+        assert block.sharding.memory_kind == kind
+    for transform in (tl.next_token, tl.segment_documents(EOT), lambda block: block):
+        told = f"sharding has memory_kind='{kind}', and a transform computes in the devices' own memory"
+        with pytest.raises(ValueError, match=told) as caught:
+            batches(1, where, plan, transform)
+        assert "or pass transform=None, whose blocks go there" in str(caught.value)
+    default = device.default_memory().kind
+    for batch in batches(1, SingleDeviceSharding(device, memory_kind=default), plan):
+        assert batch.inputs.sharding.memory_kind == default
+
+
 @pytest.mark.parametrize("prefetch", [1, 2], ids=["alone", "grouped"])
 @pytest.mark.parametrize(
     ("types", "seq_len"),

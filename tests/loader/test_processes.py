@@ -8,6 +8,7 @@ import pytest
 from processes import run
 
 import tokenloader as tl
+from tokenloader.loader.transform_names import transform_names
 from tokenloader.plans.cursor import probe
 
 
@@ -49,6 +50,8 @@ def test_the_batches_of_several_processes_are_those_of_one_device_and_no_row_is_
             gathered = {len(starts) * length for starts, length in asked if length <= T + 1}
             assert gathered == {2 * mine}, (gathered, mine)
 
+        by_end, by_begin = tl.segment_documents(eos_id=3), tl.segment_documents(bos_id=3)
+        documents = {AxisType.Auto: by_end, AxisType.Explicit: by_begin}
         checks = 0
         for shape in [(8, 1), (4, 2), (2, 4), (1, 8), (2, 2, 2)]:
             for axis_type in (AxisType.Auto, AxisType.Explicit):
@@ -56,7 +59,7 @@ def test_the_batches_of_several_processes_are_those_of_one_device_and_no_row_is_
                     where = NamedSharding(mesh(shape, axis_type), axes)
                     plan, transform = [
                         (tl.ShuffledEpochs(0), tl.next_token),
-                        (tl.SequentialWindows(), tl.segment_documents(3)),
+                        (tl.SequentialWindows(), documents[axis_type]),
                     ][checks % 2 if axis_type is AxisType.Auto else (checks + 1) % 2]
                     check(where, plan, transform, axes)
                     checks += 1
@@ -110,12 +113,54 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
             else:
                 print("the same")
 
+        def compare_names(**arguments):
+            try:
+                tl.TokenLoader(tl.open_tokens(TOKENS), 8, 16, sharding=where, **arguments)
+            except ValueError as error:
+                print([line.split(":")[0].strip() for line in str(error).splitlines()[1:]])
+            else:
+                print("the same")
+
         attempt()
         attempt(tokens=other)
         attempt(plan=tl.ShuffledEpochs(1), batch_size=16)
         attempt(plan=tl.ShuffledEpochs(0, num_epochs=3))
         attempt(prefetch=3)
         attempt(transform=tl.segment_documents(7))
+        attempt(transform=tl.segment_documents(bos_id=7))
+
+        # What neither a repr nor a name tells
+        where_are = np.arange(0, 4000, 2)
+        moved = where_are.copy()
+        moved[700] = 1
+
+        @dataclass(frozen=True)
+        class Listed(tl.Plan):
+            starts: np.ndarray
+
+            def bind(self, num_tokens, seq_len):
+                return BoundListed(self)
+
+        @dataclass(frozen=True)
+        class BoundListed(tl.BoundPlan):
+            plan: Listed
+            num_samples = None
+
+            def window_starts(self, samples):
+                return self.plan.starts[samples % 2000]
+
+            def key(self, until_sample):
+                return repr(self.plan)
+
+        for starts in (where_are.copy(), moved):
+            plan = Listed(starts if here == 2 else where_are)
+            compare_names(plan=plan)
+        factor = 2
+        for by in (2, 3):
+            closing_over = (lambda c: lambda block: block * c)(by if here == 1 else 2)
+            compare_names(transform=closing_over)
+            factor = by if here == 1 else 2
+            compare_names(transform=lambda block: block * factor)
         """,
         devices=4,
     )
@@ -123,6 +168,9 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
     other[-1] = 0
     begin = "the processes of this run have different arguments for TokenLoader:\n"
     probes = [probe(tl.ShuffledEpochs(seed).bind(5000, 16), 1 << 20) for seed in (0, 1)]
+    name = "code and values of the transform"
+    names = [transform_names(each)[name] for each in (tl.next_token, tl.segment_documents(7))]
+    names[0] = f"{name}: {names[0]}"
     three_epochs = tl.ShuffledEpochs(0, num_epochs=3).bind(5000, 16)
     end = three_epochs.num_samples
     assert (
@@ -140,7 +188,13 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
             + begin
             + "  prefetch: 2 on processes 0, 1, 3; 3 on process 2\n"
             + begin
+            + f"  {names[0]} on processes 0, 1, 3; {names[1]} on process 2\n"
             + "  transform: next_token on processes 0, 1, 3; SegmentDocuments(eos_id=7) on process 2\n"
+            + begin
+            + "  transform: next_token on processes 0, 1, 3; SegmentDocuments(bos_id=7) on process 2\n"
+            + "the same\n['plan']\n"
+            + "the same\n" * 2
+            + "['code and values of the transform']\n" * 2
         ]
         * 4
     )
@@ -152,7 +206,9 @@ def test_states_that_differ_are_found_on_every_process_also_where_one_is_no_stat
         """
         where = NamedSharding(mesh((2, 1)), P("data"))
         tokens = tl.open_tokens(np.arange(5000, dtype=np.uint16))
-        with jax.set_mesh(where.mesh), tl.TokenLoader(tokens, 4, 16, sharding=where) as loader:
+        spec = P("data") if hasattr(jax.sharding, "get_mesh") else where  # not in jax 0.8.0
+        with jax.set_mesh(where.mesh), tl.TokenLoader(tokens, 4, 16, sharding=spec) as loader:
+            assert loader.sharding == where
             next(loader)
             state = loader.get_state()
             if here:

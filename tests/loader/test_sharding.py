@@ -1,5 +1,6 @@
 """Which rows and columns of a batch each device holds, and what is said about it."""
 
+import contextlib
 import os
 import types
 import warnings
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import make_mesh
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from tokenloader.loader.sharding import Placement, check_processes, resolve_sharding
@@ -81,8 +82,26 @@ def test_a_sequence_that_does_not_divide_names_the_nearest_that_do(seq_len, spec
 
 
 def test_a_third_axis_is_an_error():
-    with pytest.raises(ValueError, match=r"splits 3 axes; a batch has two, \[batch_size, seq_len\]"):
-        resolve_sharding(NamedSharding(make_mesh(4, 2), P("a", None, None)), 8, 16)
+    for spec in (P("a", None, "b"), P(None, None, P.UNCONSTRAINED)):
+        with pytest.raises(ValueError, match="splits 3 axes; a batch has two, ") as caught:
+            resolve_sharding(NamedSharding(make_mesh(4, 2), spec), 8, 16)
+        assert str(caught.value).startswith(f"{spec} splits")
+
+
+@pytest.mark.parametrize(
+    "spec", [P("a", None, None), P("a", "b", None, None), P(None, None, None), P("a", (), ())]
+)
+def test_axes_that_batches_have_not_may_be_named_as_not_split(spec):
+    whole = NamedSharding(make_mesh(4, 2), spec, memory_kind="pinned_host")
+    placement = resolve_sharding(whole, 8, 16)
+    two = NamedSharding(make_mesh(4, 2), P(*spec[:2]), memory_kind="pinned_host")
+    assert placement == resolve_sharding(two, 8, 16)
+
+
+def test_a_sharding_of_sums_is_an_error():
+    mesh = make_mesh(4, 2, axis_type=AxisType.Explicit)
+    with pytest.raises(ValueError, match="is of sums over mesh axes; expected one that splits"):
+        resolve_sharding(NamedSharding(mesh, P("a", unreduced={"b"})), 8, 16)
 
 
 def test_an_unconstrained_axis_is_an_error():
@@ -95,6 +114,77 @@ def test_a_mesh_without_devices_is_an_error():
     sharding = NamedSharding(make_mesh(4, 2).abstract_mesh, P("a"))
     with pytest.raises(ValueError, match=r"over a AbstractMesh, which has no devices; expected a Mesh"):
         resolve_sharding(sharding, 8, 16)
+
+
+# The mesh of jax.set_mesh
+
+can_ask_for_the_mesh = pytest.mark.skipif(
+    not hasattr(jax.sharding, "get_mesh"), reason="jax 0.8.0 does not tell which mesh is set"
+)
+
+
+@can_ask_for_the_mesh
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, ("a", "b")), P(), P("b", None, None)])
+def test_a_bare_spec_is_over_the_mesh_that_is_set(spec, axis_type):
+    mesh = make_mesh(4, 2, axis_type=axis_type)
+    with jax.set_mesh(mesh):
+        placement = resolve_sharding(spec, 8, 16)
+    assert placement == resolve_sharding(NamedSharding(mesh, P(*spec[:2])), 8, 16)
+
+
+@can_ask_for_the_mesh
+def test_a_sharding_over_an_abstract_mesh_is_over_the_one_of_the_same_axes_that_is_set():
+    mesh = make_mesh(4, 2)
+    abstract = NamedSharding(mesh.abstract_mesh, P("b", "a"), memory_kind="pinned_host")
+    with jax.set_mesh(mesh):
+        placement = resolve_sharding(abstract, 8, 16)
+    assert placement.sharding == NamedSharding(mesh, P("b", "a"), memory_kind="pinned_host")
+    for other in (make_mesh(2, 4), make_mesh(8), make_mesh(4, 2, names="xy")):
+        with jax.set_mesh(other), pytest.raises(ValueError, match="which has no devices") as caught:
+            resolve_sharding(abstract, 8, 16)
+        assert "jax.set_mesh of one with the axes {'a': 4, 'b': 2} around" in str(caught.value)
+
+
+@pytest.mark.parametrize("context", ["none", "abstract"])
+def test_a_bare_spec_without_a_mesh_is_an_error_that_names_the_calls(context):
+    axes = make_mesh(4, 2).abstract_mesh
+    mesh = jax.sharding.use_abstract_mesh(axes) if context == "abstract" else contextlib.nullcontext()
+    with mesh, pytest.raises(TypeError, match="expected a mesh for it") as caught:
+        resolve_sharding(P("a", None), 8, 16)
+    assert f"expected a mesh for it: sharding=NamedSharding(mesh, {P('a', None)}), or since" in str(
+        caught.value
+    )
+    assert str(caught.value).endswith("`with jax.set_mesh(mesh):` around this call")
+
+
+@can_ask_for_the_mesh
+@pytest.mark.parametrize(
+    ("spec", "told"), [(P("x"), "axis: x of"), (P("a", "a"), "duplicate entries for `a`")]
+)
+def test_a_bare_spec_that_does_not_fit_the_mesh_is_an_error(spec, told):
+    with jax.set_mesh(make_mesh(4, 2)), pytest.raises(ValueError, match="does not fit the mesh") as caught:
+        resolve_sharding(spec, 8, 16)
+    assert str(caught.value).startswith(f"sharding={spec} does not fit the mesh of jax.set_mesh: ")
+    assert told in str(caught.value)
+
+
+def test_no_sharding_under_a_mesh_of_several_devices_is_an_error_that_names_the_calls():
+    with jax.set_mesh(make_mesh(4, 2)), pytest.raises(ValueError, match="sharding is None under") as caught:
+        resolve_sharding(None, 8, 16)
+    assert "whose mesh has the axes {'a': 4, 'b': 2}; expected sharding=NamedSharding(mesh, " in str(
+        caught.value
+    )
+    assert "(mesh, PartitionSpec('a')) for rows split over 'a', with PartitionSpec() for copies" in str(
+        caught.value
+    )
+
+
+@can_ask_for_the_mesh
+def test_no_sharding_under_a_mesh_of_one_device_is_that_device():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[3:4]), ("a",))
+    with jax.set_mesh(mesh):
+        assert resolve_sharding(None, 8, 16).sharding == NamedSharding(mesh, P())
 
 
 def over_eight():

@@ -213,7 +213,8 @@ def test_the_last_sequential_batch_is_filled_with_hidden_rows():
     assert last.loss_mask.tolist() == [[False] * 5 + [True] * 5, [False] * 10]
 
 
-def test_the_masks_of_documents_and_of_sequential_windows_combine():
+@pytest.mark.parametrize("name", ["eos_id", "bos_id"])
+def test_the_masks_of_documents_and_of_sequential_windows_combine(name):
     array = np.random.default_rng(3).integers(5, 9, 101).astype(np.uint16)
     seen = []
     with tl.TokenLoader(
@@ -221,13 +222,14 @@ def test_the_masks_of_documents_and_of_sequential_windows_combine():
         3,
         8,
         plan=tl.SequentialWindows(),
-        transform=tl.segment_documents(EOT),
+        transform=tl.segment_documents(**{name: EOT}),
     ) as loader:
         for batch in loader:
             assert None not in batch
             mask = np.asarray(batch.loss_mask)
             seen.extend(np.asarray(batch.targets)[mask].tolist())
-    assert seen == [b for a, b in itertools.pairwise(array.tolist()) if a != EOT]
+    pairs = itertools.pairwise(array.tolist())
+    assert seen == [b for a, b in pairs if (a if name == "eos_id" else b) != EOT]
 
 
 def test_sequential_windows_raw_are_the_blocks_themselves(tokens):

@@ -1,17 +1,28 @@
 """The position of a loader: states, resuming, and the windows of any step."""
 
+import collections
 import itertools
 import json
+import os
 from functools import partial
 
 import numpy as np
 import pytest
-from helpers import PLANS, SOURCES, eventually, naive_gather, planned_rows, random_tokens, watched_tokens
+from helpers import (
+    NAMED_PLANS,
+    PLANS,
+    SOURCES,
+    eventually,
+    naive_gather,
+    planned_rows,
+    random_tokens,
+    watched_tokens,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenloader as tl
-from tokenloader.plans.cursor import probe
+from tokenloader.plans.cursor import BatchSizeSchedule, probe
 
 TOKENS = random_tokens()
 N = len(TOKENS)
@@ -352,3 +363,111 @@ def test_a_negative_step_is_an_error(tokens, step):
 def test_a_step_that_is_no_integer_is_a_type_error(tokens, step):
     with pytest.raises(TypeError, match=type(step).__name__):
         tl.TokenLoader(tokens, 5, 100).window_starts(step)
+
+
+@pytest.mark.parametrize("residency", ["mmap", "ram"])
+def test_a_state_is_had_in_an_emergency_when_the_file_cannot_be_read_any_more(tmp_path, residency):
+    path = tmp_path / "t.bin"
+    TOKENS.tofile(path)
+    tokens = tl.open_tokens(path, dtype="uint16", residency=residency)
+    fresh, used = (tl.TokenLoader(tokens, 2, 9) for _ in range(2))
+    expected = tl.TokenLoader(tl.open_tokens(TOKENS), 2, 9).get_state()
+    next(used)
+    os.truncate(path, 0)
+    assert fresh.get_state() == expected
+    assert used.get_state()["step"] == 1
+    tokens.close()
+    assert fresh.get_state() == expected
+    fresh.set_state(used.get_state())
+    assert fresh.step == 1
+
+
+def test_a_loader_of_tokens_that_cannot_be_read_is_refused_with_the_name_of_the_file(tmp_path):
+    path = tmp_path / "t.bin"
+    TOKENS.tofile(path)
+    tokens = tl.open_tokens(path, dtype="uint16")
+    os.truncate(path, 0)
+    with pytest.raises(OSError, match="it has 0 bytes and had") as raised:
+        tl.TokenLoader(tokens, 2, 9)
+    assert raised.value.filename == str(path)
+
+
+def test_the_state_of_each_batch_is_kept_where_another_iterator_takes_batches_ahead(tokens):
+    def prefetched(batches, size):  # as flax.jax_utils.prefetch_to_device does
+        queue = collections.deque(itertools.islice(batches, size))
+        while queue:
+            yield queue.popleft()
+            queue.extend(itertools.islice(batches, 1))
+
+    states = collections.deque()  # as get_state says to do it
+
+    def with_states(loader):
+        for batch in loader:
+            states.append(loader.get_state())
+            yield batch
+
+    plan = tl.SequentialWindows()
+    with tl.TokenLoader(tokens, 2, 100, plan=plan, transform=None) as loader:
+        for step, _ in enumerate(prefetched(with_states(loader), 3), start=1):
+            state = states.popleft()
+            assert state["step"] == step
+            if step == 1:
+                assert loader.get_state()["step"] == 3  # which is where the wrapper is
+                saved = state
+    assert step == 5
+    assert not states
+    with tl.TokenLoader(tokens, 2, 100, plan=plan, transform=None) as loader:
+        loader.set_state(saved)
+        np.testing.assert_array_equal(next(loader), rows_of(plan, 2, 2, 100))
+
+
+def test_batch_size_may_change_a_thousand_times_and_the_state_stays_small(tokens):
+    schedule = BatchSizeSchedule.constant(1)
+    for step in range(1, 1001):
+        schedule = schedule.changed(step, 1 + step % 7)
+    with tl.TokenLoader(tokens, 9, 10) as loader:
+        state = loader.get_state()
+        sample = schedule.samples(1000).start
+        state |= {"step": 1000, "sample": sample, "batch_sizes": schedule.text}
+        state["probe"] = probe(loader.plan.bind(N, 10), sample)
+        loader.set_state(state)  # the last change was of step 1000, which this one takes the place of
+        next(loader)
+        saved = json_state(loader)
+        assert len(json.dumps(saved)) < 15_000
+        loader.set_state(saved)
+    with tl.TokenLoader(tokens, 8, 10) as loader:
+        with pytest.raises(ValueError, match=r"change 1,001 of .* go on with batch_size=9") as caught:
+            loader.set_state(saved)
+        assert "batch_size=8 from step 1001 on would" in str(caught.value)
+        assert loader.step == 0
+
+
+# The last positions that a state may have
+
+
+@pytest.mark.parametrize("plan", NAMED_PLANS, ids=repr)
+def test_a_loader_goes_on_from_the_last_position_that_a_state_may_have(tokens, plan):
+    last = 2**62 - 5
+    with tl.TokenLoader(tokens, 5, 20, plan=plan, transform=None) as loader:
+        bound = plan.bind(N, 20)
+        ended = bound.num_samples is not None
+        moved = {
+            "step": last // 5,
+            "sample": last // 5 * 5,
+            "plan": bound.key(last // 5 * 5),
+            "probe": "0" * 16 if ended else probe(bound, last // 5 * 5),
+        }
+        loader.set_state({**loader.get_state(), **moved})
+        handed_out = list(itertools.islice(loader, 3))
+        for i, block in enumerate(handed_out):
+            np.testing.assert_array_equal(block, loader.window_tokens(last // 5 + i))
+        assert len(handed_out) == (0 if ended else 3)
+
+
+@pytest.mark.parametrize("sample", [2**62, 2**63 - 8, 2**63 - 1])
+def test_a_position_past_it_is_refused_where_the_state_is_read(tokens, sample):
+    with tl.TokenLoader(tokens, 1, 20) as loader:
+        forged = {**loader.get_state(), "step": sample, "sample": sample}
+        with pytest.raises(ValueError, match=rf"state: step is {sample}; expected .* below 2\*\*62"):
+            loader.set_state(forged)
+        assert loader.step == 0

@@ -28,13 +28,13 @@ def test_a_wait_for_the_disk_is_logged_once_with_step_file_and_byte(impatient, t
     np.save(path, np.arange(100_000, dtype=np.uint16))
     going = threading.Event()
     copy = LocatedWindows.copy
-    monkeypatch.setattr(LocatedWindows, "copy", lambda windows: going.wait() and copy(windows))
     plan = tl.SequentialWindows()
     with (
         tl.open_tokens(path) as tokens,
         tl.TokenLoader(tokens, 1, PAGE, plan=plan, transform=None) as loader,  # two pages and more
     ):
         absent = (tokens._memory().parts[0].array.ctypes.data & -PAGE) + PAGE
+        monkeypatch.setattr(LocatedWindows, "copy", lambda windows: going.wait() and copy(windows))
         monkeypatch.setattr(KERNEL, "is_cached", lambda address: address != absent)
         timer = threading.Timer(0.5, going.set)
         timer.start()

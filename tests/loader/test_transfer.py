@@ -43,6 +43,15 @@ def test_row_counts_travel_with_the_block(spec, num_steps):
     assert tokens.sharding.is_equivalent_to(of_block, tokens.ndim)
 
 
+def test_several_processes_send_to_the_memory_that_was_asked_for():
+    sharding = NamedSharding(make_mesh(4, 2), P("a", "b"), memory_kind="pinned_host")
+    placement = OverProcesses(sharding, 8, 6, 2)
+    windows = np.arange(64, dtype=np.uint16).reshape(16, 4)
+    counts = np.arange(8, dtype=np.int32).reshape(1, 8, 1)
+    for sent in transfer(windows, counts, placement):
+        assert {shard.data.sharding.memory_kind for shard in sent.addressable_shards} == {"pinned_host"}
+
+
 @pytest.mark.parametrize("with_targets", [False, True])
 @pytest.mark.parametrize("num_steps", [1, 2])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])

@@ -88,18 +88,21 @@ USERS = {
 KEPT = ["function", "partial", "jitted function", "object"]
 
 
-@pytest.mark.parametrize("transform", [tl.next_token, tl.segment_documents(7)])
-def test_equal_transforms_of_ours_share_what_is_compiled(transform):
-    same = tl.segment_documents(7) if transform is not tl.next_token else tl.next_token
+@pytest.mark.parametrize(
+    "make", [lambda: tl.next_token, lambda: tl.segment_documents(7), lambda: tl.segment_documents(bos_id=7)]
+)
+def test_equal_transforms_of_ours_share_what_is_compiled(make):
+    transform, same = make(), make()
     assert compiled(transform, here(), 2) is compiled(same, here(), 2)
     assert compiled(transform, here(), 2) is not compiled(transform, here(), 3)
     assert compiled(transform, here(), 2) is not compiled(transform, here(batch_size=6), 2)
     assert compiled(tl.segment_documents(8), here(), 2) is not compiled(transform, here(), 2)
 
 
-def test_equal_segment_documents_are_one_object_also_copied_and_pickled():
-    one = tl.segment_documents(7)
-    assert tl.segment_documents(np.uint16(7)) is one
+@pytest.mark.parametrize("name", ["eos_id", "bos_id"])
+def test_equal_segment_documents_are_one_object_also_copied_and_pickled(name):
+    one = tl.segment_documents(**{name: 7})
+    assert tl.segment_documents(**{name: np.uint16(7)}) is one
     assert copy.copy(one) is copy.deepcopy({"transform": one})["transform"] is one
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(one, protocol)) is one

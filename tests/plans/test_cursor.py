@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader.plans.cursor import BatchSizeSchedule, Cursor, Stretch, probe
+from tokenloader.plans.cursor import MAX_CHANGES, BatchSizeSchedule, Cursor, Stretch, probe
 
 legs = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), min_size=1, max_size=8)
 
@@ -54,6 +54,22 @@ def test_going_back_to_a_step_forgets_what_came_after(legs, data):
     assert [back.samples(i) for i in range(step)] == steps[:step]
     begin = schedule.samples(step).start
     assert back.samples(step + 2) == range(begin + 18, begin + 27)
+
+
+def test_a_change_past_those_that_a_state_holds_is_an_error_that_says_how_to_go_on():
+    schedule = BatchSizeSchedule.constant(1)
+    for step in range(1, MAX_CHANGES + 1):
+        schedule = schedule.changed(step, step + 1)
+    assert len(schedule.stretches) == MAX_CHANGES + 1
+    cursor = Cursor.begin(ENDLESS, 7)
+    with pytest.raises(
+        ValueError, match="batch_size=7 from step 1001 on would be change 1,001 of"
+    ) as caught:
+        cursor.restore(schedule, MAX_CHANGES + 1)
+    assert str(caught.value).endswith("state holds 1,000; go on with batch_size=1001, as before that step")
+    go_on = Cursor.begin(ENDLESS, MAX_CHANGES + 1).restore(schedule, MAX_CHANGES + 1)
+    assert go_on.schedule == schedule
+    assert cursor.restore(schedule, MAX_CHANGES).schedule.last.batch_size == 7  # the last was never used
 
 
 def test_samples_are_int64_and_pass_32_bits():

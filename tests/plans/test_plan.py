@@ -1,8 +1,10 @@
 """The plans: pure functions of the sample number that cover the tokens as they say."""
 
 import dataclasses
+import functools
 import re
 from collections import Counter
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -511,7 +513,7 @@ def test_a_bound_plan_without_one_of_them_is_a_type_error(missing):
 
 
 def test_a_plan_without_bind_is_a_type_error():
-    with pytest.raises(TypeError, match=r"abstract method.* bind"):
+    with pytest.raises(TypeError, match=r"abstract method.*bind"):
         type("Incomplete", (Plan,), {})()
 
 
@@ -533,6 +535,79 @@ def test_a_mistyped_method_of_a_bound_plan_is_a_type_error_that_says_what_was_me
 def test_a_mistyped_bind_is_a_type_error():
     with pytest.raises(TypeError, match=r"Mistyped.binds is no method.*did you mean bind"):
         type("Mistyped", (Plan,), {"binds": lambda self, num_tokens, seq_len: None})
+
+
+@pytest.mark.parametrize(
+    ("base", "hook", "own", "told"),
+    [
+        (
+            BoundEveryTenth,
+            "num_samples",
+            lambda self: 5,
+            "is a function; expected a property or a value: ",
+        ),
+        (
+            BoundEveryTenth,
+            "key",
+            lambda self: "k",
+            "is a function; expected key(self, until_sample: ",
+        ),
+        (BoundEveryTenth, "key", property(lambda self: "k"), "is a property; expected a method key(self, "),
+        (BoundEveryTenth, "key", "EveryTenth()", "is a str; expected a method key(self, until_sample: "),
+        (
+            BoundEveryTenth,
+            "window_starts",
+            lambda samples: samples,
+            "is a function; expected window_",
+        ),
+        (BoundEveryTenth, "window_starts", lambda self, a, b: a, "missing a required argument: 'b'"),
+        (BoundEveryTenth, "valid_targets", lambda self: None, "too many positional arguments"),
+        (
+            BoundEveryTenth,
+            "valid_targets",
+            None,
+            "is a NoneType; expected a method valid_targets(self, ",
+        ),
+        (
+            BoundEveryTenth,
+            "valid_targets",
+            cached_property(lambda self: 3),
+            "is a cached_property; expec",
+        ),
+        (
+            EveryTenth,
+            "bind",
+            lambda self, num_tokens: None,
+            "expected bind(self, num_tokens: 'int', ",
+        ),
+        (EveryTenth, "bind", lambda self, *, num_tokens, seq_len: None, "too many positional arguments"),
+    ],
+)
+def test_a_method_that_could_not_be_called_is_a_type_error_where_it_is_written(base, hook, own, told):
+    with pytest.raises(TypeError, match=re.escape(told)) as caught:
+        type("Mistyped", (base,), {hook: own})
+    assert str(caught.value).startswith(f"Mistyped.{hook} is a ")
+
+
+def test_methods_may_take_more_and_be_inherited_or_wrapped():
+    class Mixin:
+        @staticmethod
+        def key(until_sample, more=None):
+            return "k"
+
+    class Fine(Mixin, BoundEveryTenth):
+        num_samples = cached_property(lambda self: 5)
+
+        @functools.cache  # noqa: B019
+        def valid_targets(self, *samples, **more):
+            return None
+
+        @classmethod
+        def window_starts(cls, numbers):
+            return numbers
+
+    assert Fine(9, 2).key(3) == "k"
+    assert Fine(9, 2).num_samples == 5
 
 
 def test_names_that_resemble_none_are_ones_own():

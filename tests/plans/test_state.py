@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tokenloader import RandomWindows, ShuffledEpochs
-from tokenloader.plans.cursor import BatchSizeSchedule, Cursor, Stretch, probe
+from tokenloader import Mixture, RandomWindows, ShuffledEpochs
+from tokenloader.plans.cursor import MAX_CHANGES, BatchSizeSchedule, Cursor, Stretch, probe
 from tokenloader.plans.state import VERSION, RunState, differences, from_dict
 
 NUM_TOKENS, DATA = 10_248_871_837, "uint16:10248871837:0123456789abcdef"
@@ -78,9 +78,11 @@ def test_what_is_no_mapping_is_a_type_error(state):
         from_dict(state)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None, True, [2, 2]])
 def test_another_version_is_an_error_that_names_both(version):
-    with pytest.raises(ValueError, match=f"state has version {version}; this tokenloader reads version 2"):
+    with pytest.raises(
+        ValueError, match=re.escape(f"state has version {version!r}; this tokenloader reads version 2")
+    ):
         from_dict({**STATE.to_dict(), "version": version})
 
 
@@ -108,9 +110,9 @@ def test_an_unknown_field_is_an_error_that_names_it(key):
 
 
 @pytest.mark.parametrize(("field", "least"), [("step", 0), ("sample", 0), ("seq_len", 1)])
-@pytest.mark.parametrize("value", [-1, 1.5, 7.0, "7", None, 2**63, 10**30, [7], np.float32(7)])
+@pytest.mark.parametrize("value", [-1, 1.5, 7.0, "7", None, True, 2**62, 10**30, [7], np.float32(7)])
 def test_a_count_of_the_wrong_type_or_size_is_an_error_that_shows_it(field, least, value):
-    message = f"state: {field} is {value!r}; expected an integer of {least} or more, below 2**63"
+    message = f"state: {field} is {value!r}; expected an integer of {least} or more, below 2**62"
     with pytest.raises(ValueError, match=re.escape(message)):
         from_dict({**STATE.to_dict(), field: value})
 
@@ -126,7 +128,10 @@ def test_a_count_of_the_wrong_type_or_size_is_an_error_that_shows_it(field, leas
         "0:0:a",
         "0:0:0",
         "0:0:-1",
-        f"0:0:{2**63}",
+        f"0:0:{2**62}",
+        "0:0:+32",
+        "0:0:3_2",
+        "0:0:32 5:160:32",
         "1:0:32",
         "0:5:32",
         "0:0:32 0:0:16",
@@ -246,3 +251,123 @@ def test_a_run_at_its_beginning_is_told_from_others_by_its_key():
     begun = RunState.of_run(Cursor.begin(PLAN, 32), seq_len=1024, data=DATA)
     other = RandomWindows(seed=1).bind(NUM_TOKENS, 1024)
     assert [line[:5] for line in differences(begun, other, seq_len=1024, data=DATA)] == ["plan:"]
+
+
+@pytest.mark.parametrize("field", sorted(STATE.to_dict()))
+@pytest.mark.parametrize("kind", [str, list, dict])
+def test_a_large_value_is_refused_or_compared_in_a_short_printable_message(field, kind):
+    large = "\x1b[2J" + "x" * 10**6
+    value = large if kind is str else [large] * 3 if kind is list else {large: 1}
+    state = {**STATE.to_dict(), field: value}
+    try:
+        (message,) = differences(from_dict(state), PLAN, seq_len=1024, data=DATA)
+    except ValueError as error:
+        message = str(error)
+    assert len(message) < 1500
+    assert message.isprintable()
+    assert message.startswith((f"state: {field} is ", f"state has {field} ", f"{field}: saved "))
+
+
+def test_a_large_field_name_is_refused_in_a_short_message():
+    with pytest.raises(ValueError, match=r"state has the fields \['batch_sizes', ") as caught:
+        from_dict({**STATE.to_dict(), "x" * 10**6: 1})
+    assert len(str(caught.value)) < 600
+
+
+def test_as_many_changes_of_batch_size_are_read_as_a_run_may_have():
+    # Two steps of each size; a million characters are read in a moment, and refused.
+    def state(num_changes):
+        stretches = [Stretch(0, 0, 1)]
+        for _ in range(num_changes):
+            step, sample, size = stretches[-1]
+            stretches.append(Stretch(step + 2, sample + 2 * size, size + 1))
+        schedule = BatchSizeSchedule(tuple(stretches))
+        last = schedule.last
+        return dataclasses.replace(STATE, schedule=schedule, step=last.step, sample=last.sample)
+
+    assert from_dict(state(MAX_CHANGES).to_dict()) == state(MAX_CHANGES)
+    assert len(json.dumps(state(MAX_CHANGES).to_dict())) < 20_000
+    for num_changes in (MAX_CHANGES + 1, 60_000):
+        told = (
+            f"state: batch_sizes has {num_changes:,} changes; expected at most 1,000: pass what get_state"
+        )
+        with pytest.raises(ValueError, match=re.escape(told)):
+            from_dict(state(num_changes).to_dict())
+
+
+# Mixtures of other weights
+
+
+SOURCES = [range(600), range(600, 1000), range(1000, 3000)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "other", "sample"),
+    [((3, 1), (1, 1), 40), ((1, 1), (3, 1), 41), ((1, 2, 3), (3, 2, 1), 70), ((1, 99, 1), (99, 1, 1), 9)],
+)
+def test_other_weights_of_a_mixture_say_exactly_what_comes_twice_and_what_never_does(
+    weights, other, sample
+):
+    inner = ShuffledEpochs(0, num_epochs=50)
+    old, new = (
+        Mixture(dict(zip(SOURCES, each, strict=False)), inner).bind(3000, 4) for each in (weights, other)
+    )
+    saved = RunState.of_run(Cursor.at(old, BatchSizeSchedule.constant(1), sample), seq_len=4, data="d")
+    (line,) = differences(saved, new, seq_len=4, data="d")
+    assert line.startswith(f"plan: saved {old.key(0)}, here {new.key(0)}: the sources go on where")
+    told = re.search(
+        r"of the next (\d+) windows (\d+) were trained on .* and (\d+) others are left out", line
+    )
+    horizon, num_repeated, num_left_out = map(int, told.groups())
+    trained = set(old.window_starts(np.arange(sample)).tolist())
+    following = new.window_starts(np.arange(sample, sample + horizon)).tolist()
+    repeated = trained.intersection(following)
+    assert len(repeated) == num_repeated > 0
+    assert following[-1] in repeated  # the last that is
+    # What the new weights would have trained on before, and the old ones have not.
+    never = set(new.window_starts(np.arange(sample)).tolist()) - trained
+    assert len(never) == num_left_out
+    for source in SOURCES[: len(weights)]:
+        for starts, where in ((repeated, line.split("left out")[0]), (never, line.split("left out")[1])):
+            count = len(starts.intersection(source))
+            assert (f"{count} of {source}" in where) == (count > 0)
+
+
+def test_half_of_the_next_windows_come_again_where_three_to_one_becomes_one_to_one():
+    old, new = (
+        Mixture({range(10**6): first, range(10**6, 2 * 10**6): 1}, RandomWindows(0)).bind(2 * 10**6, 9)
+        for first in (3, 1)
+    )
+    saved = RunState.of_run(Cursor.at(old, BatchSizeSchedule.constant(4), 100), seq_len=9, data="d")
+    (line,) = differences(saved, new, seq_len=9, data="d")
+    assert line.endswith(
+        "so of the next 199 windows 100 were trained on before (100 of range(0, 1000000)), and 100 others "
+        "are left out (100 of range(1000000, 2000000))"
+    )
+
+
+def test_other_weights_that_have_moved_no_source_say_so():
+    old, new = (
+        Mixture({range(600): first, range(600, 1000): 1}, RandomWindows(0)).bind(1000, 9)
+        for first in (2, 1)
+    )
+    saved = RunState.of_run(Cursor.begin(old, 4), seq_len=9, data="d")
+    (line,) = differences(saved, new, seq_len=9, data="d")
+    assert line.endswith("the proportions change from here on; no window comes twice or is left out")
+
+
+@pytest.mark.parametrize(
+    ("other", "seq_len"),
+    [
+        (Mixture({range(600): 1, range(600, 1000): 1}, RandomWindows(1)), 9),
+        (Mixture({range(500): 1, range(500, 1000): 1}, RandomWindows(0)), 9),
+        (Mixture({range(600): 1, range(600, 1000): 1}, RandomWindows(0)), 8),
+        (RandomWindows(0), 9),
+    ],
+    ids=["other order", "other sources", "other seq_len", "no mixture"],
+)
+def test_mixtures_that_differ_in_more_than_weights_say_what_any_plans_do(other, seq_len):
+    old = Mixture({range(600): 3, range(600, 1000): 1}, RandomWindows(0)).bind(1000, 9)
+    saved = RunState.of_run(Cursor.at(old, BatchSizeSchedule.constant(4), 7), seq_len=9, data="d")
+    found = differences(saved, other.bind(1000, seq_len), seq_len=seq_len, data="d")
+    assert found[0].endswith("so some would be trained on a second time, and others not at all")

@@ -1,121 +1,32 @@
-"""hf:// addresses, with the real huggingface_hub client against a server on the loopback.
+"""hf:// addresses, with the real huggingface_hub client against a server on the loopback."""
 
-The client reads HF_ENDPOINT when it is imported, so it runs in processes of its own: one for each
-state of the network, which opens several addresses and says what became of each.
-"""
-
-import hashlib
-import http.server
-import json
-import os
 import re
 import socket
-import subprocess
-import sys
-import threading
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
+from hub_server import (
+    COMMITS,
+    MAIN,
+    PULL,
+    REPOSITORY,
+    V1,
+    assert_fails,
+    assert_tokens,
+    found,
+    open_in_process,
+    serve,
+    tokens_of,
+)
 
 from tokenloader import open_tokens
 from tokenloader.storage.hub import is_hub_address, parse
 
-MAIN, V1, PULL = "a" * 40, "b" * 40, "c" * 40  # commits
-COMMITS = {"main": MAIN, "v1": V1, "refs/pr/1": PULL, MAIN: MAIN, V1: V1, PULL: PULL}
-REPOSITORY = "hf://datasets/owner/name"
-
-# Opens each source of sys.argv, telling the server beforehand which one it is at.
-WORKER = """
-import json, sys, time, urllib.request
-from tokenloader import open_tokens
-from tokenloader.storage.hub import download
-mark, patience, *sources = sys.argv[1:]
-for source in map(json.loads, sources):
-    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(mark).close()
-    began = time.monotonic()
-    try:
-        if patience:
-            source = download(source, unreachable_after_seconds=float(patience))
-        with open_tokens(source) as tokens:
-            result = {"tokens": tokens[:].tolist()}
-    except Exception as error:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        result = {"kinds": kinds, "message": str(error)}
-    result["seconds"] = time.monotonic() - began
-    print(json.dumps(result), flush=True)
-"""
-
-
-def tokens_of(commit, file):
-    """What the server has there: other tokens for every commit and file."""
-    digest = hashlib.sha256(f"{commit}/{file}".encode()).digest()
-    return np.frombuffer(digest, np.uint16)
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self):
-        self.answer()
-
-    def do_GET(self):
-        self.answer()
-
-    def answer(self):
-        if self.path == "/mark":
-            self.server.requests.append([])
-            self.reply(200, {}, b"")
-            return
-        self.server.requests[-1].append(f"{self.command} {unquote(self.path)}")
-        _, datasets, owner, name, resolve, revision, file = self.path.split("/", 6)
-        assert (datasets, owner, resolve) == ("datasets", "owner", "resolve")
-        revision, file = unquote(revision), unquote(file)
-        if self.server.overloaded:
-            self.reply(503, {}, b"")
-        elif name != "name":
-            self.reply(401, {"X-Error-Code": "RepoNotFound"}, b"")
-        elif revision not in COMMITS:
-            self.reply(404, {"X-Error-Code": "RevisionNotFound"}, b"")
-        elif "gone" in file:
-            self.reply(404, {"X-Error-Code": "EntryNotFound"}, b"")
-        else:
-            data = save({"tokens": tokens_of(COMMITS[revision], file)})
-            etag = hashlib.sha256(data).hexdigest()
-            self.reply(200, {"X-Repo-Commit": COMMITS[revision], "ETag": f'"{etag}"'}, data)
-
-    def reply(self, status, headers, data):
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
-
-
-class Outcome(dict):
-    """What became of each source: a dict with tokens, or kinds and message; seconds; requests."""
-
-    def __getitem__(self, source):
-        return super().__getitem__(json.dumps(source))
-
 
 @pytest.fixture(scope="module")
 def hub():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        server.requests = []
-        server.overloaded = False
-        server.address = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with serve() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -123,36 +34,8 @@ def opened(hub, tmp_path_factory):
     """Opens sources in a process of its own, with one cache for all calls in this module."""
     home = tmp_path_factory.mktemp("hf_home")
 
-    def run(*sources, endpoint=hub.address, patience="", **variables):
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("HF_", "HUGGING")) and not name.lower().endswith("_proxy")
-        }
-        environment |= {
-            "HF_HOME": str(home),
-            "HF_ENDPOINT": endpoint,
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_XET": "1",
-            "NO_PROXY": "*",
-            **variables,
-        }
-        hub.requests.clear()
-        texts = [json.dumps(source) for source in sources]
-        process = subprocess.run(
-            [sys.executable, "-W", "error", "-c", WORKER, f"{hub.address}/mark", patience, *texts],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-        assert process.returncode == 0, process.stderr
-        results = [json.loads(line) for line in process.stdout.splitlines()]
-        for result, requests in zip(results, hub.requests, strict=True):
-            result["requests"] = requests
-        return Outcome(zip(texts, results, strict=True))
+    def run(*sources, **more):
+        return open_in_process(hub, home, *sources, **more)
 
     return run
 
@@ -231,18 +114,6 @@ def overloaded(online, hub, opened):
         hub.overloaded = False
 
 
-def assert_tokens(outcome, *tokens):
-    assert "message" not in outcome, outcome["message"]
-    np.testing.assert_array_equal(outcome["tokens"], np.concatenate(tokens))
-
-
-def assert_fails(outcome, kind, *named):
-    assert "message" in outcome, outcome
-    assert outcome["kinds"][0] == kind, outcome
-    for part in named:
-        assert part in outcome["message"]
-
-
 def test_a_file_of_the_default_revision_is_fetched_and_opened(online):
     outcome = online[f"{REPOSITORY}/train.safetensors"]
     assert_tokens(outcome, tokens_of(MAIN, "train.safetensors"))
@@ -298,8 +169,7 @@ def test_a_file_that_is_not_cached_fails_offline_at_once_with_the_remedy(offline
         offline[address],
         "ConnectionError",
         address,
-        "OfflineModeIsEnabled",
-        "HF_HUB_OFFLINE",
+        "HF_HUB_OFFLINE is set and the file is not in the local cache; unset it",
         'hf download --repo-type dataset owner/name new.safetensors"',
     )
     assert offline[address]["requests"] == []
@@ -319,7 +189,8 @@ def test_a_file_that_is_not_cached_fails_within_seconds_while_the_hub_is_unreach
     assert_fails(
         unreachable[address],
         "ConnectionError",
-        f"{address}: the Hub cannot be reached (ConnectError: ",
+        f"{address}: the Hub at http://127.0.0.1:",
+        "Connection refused",
         "not in the local cache",
         "HF_ENDPOINT",
         "hf download --repo-type dataset owner/name new.safetensors",
@@ -333,7 +204,7 @@ def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_said(silent):
     assert_tokens(outcome, tokens_of(MAIN, "train.safetensors"))
     assert outcome["seconds"] < 4
     address = f"{REPOSITORY}/new.safetensors"
-    assert_fails(silent[address], "ConnectionError", address, "ReadTimeout")
+    assert_fails(silent[address], "ConnectionError", address, "cannot be reached", "timed out")
     assert 0.9 < silent[address]["seconds"] < 4
 
 
@@ -345,31 +216,54 @@ def test_a_cached_file_opens_while_the_hub_is_overloaded(overloaded):
 
 def test_a_hub_that_is_overloaded_is_not_said_to_lack_the_file(overloaded):
     address = f"{REPOSITORY}/new.safetensors"
-    outcome = overloaded[address]
-    assert "message" in outcome
-    assert "OSError" in outcome["kinds"]
-    assert "FileNotFoundError" not in outcome["kinds"]
-    assert address in outcome["message"]
-    assert "503" in outcome["message"]
-    assert outcome["seconds"] < 10
+    assert_fails(overloaded[address], "ConnectionError", address, "cannot serve it now (HTTP 503")
+    assert overloaded[address]["seconds"] < 5
 
 
 def test_a_file_the_hub_does_not_have_is_an_error_with_its_address(online):
     address = f"{REPOSITORY}/gone.safetensors"
-    outcome = online[address]
-    assert_fails(outcome, "FileNotFoundError", f"{address}: the Hub has no such dataset or file")
-    assert "Entry Not Found for url" in outcome["message"]
-    assert all(request.startswith("HEAD") for request in outcome["requests"])
+    assert_fails(
+        online[address],
+        "FileNotFoundError",
+        f"{address}: the dataset has no file 'gone.safetensors' at revision main (HTTP 404 from http://",
+        "/datasets/owner/name/tree/main lists its files",
+    )
+    assert len(online[address]["requests"]) == 1
 
 
 def test_a_dataset_the_hub_does_not_have_is_an_error_with_its_address(online):
     address = "hf://datasets/owner/other/train.safetensors"
-    assert_fails(online[address], "FileNotFoundError", address, "private", "hf auth login")
+    assert_fails(
+        online[address],
+        "FileNotFoundError",
+        f"{address}: the Hub has no dataset owner/other, or it is private (HTTP 401",
+        "hf auth login",
+    )
 
 
 def test_a_revision_the_hub_does_not_have_is_an_error_with_its_address(online):
     address = f"{REPOSITORY}@v9/train.safetensors"
-    assert_fails(online[address], "FileNotFoundError", address, "Revision Not Found")
+    assert_fails(online[address], "FileNotFoundError", f"{address}: the dataset has no revision 'v9'")
+
+
+def test_a_file_that_is_gone_is_not_taken_from_the_cache(hub, opened, cached):
+    hub.answers["b.safetensors"] = lambda *_: (404, {"X-Error-Code": "EntryNotFound"}, b"")
+    hub.answers["a.safetensors"] = lambda *_: (403, {}, b"")
+    try:
+        outcome = opened(f"{REPOSITORY}/a.safetensors", f"{REPOSITORY}/b.safetensors")
+    finally:
+        hub.answers.clear()
+    assert_tokens(outcome[f"{REPOSITORY}/a.safetensors"], tokens_of(MAIN, "a.safetensors"))
+    assert_fails(outcome[f"{REPOSITORY}/b.safetensors"], "FileNotFoundError", "no file 'b.safetensors'")
+
+
+def test_a_revision_that_moved_is_fetched_anew(hub, opened, cached):
+    hub.answers["train.safetensors"] = lambda *_: found(V1, "train.safetensors")
+    try:
+        outcome = opened(f"{REPOSITORY}/train.safetensors")
+    finally:
+        hub.answers.clear()
+    assert_tokens(outcome[f"{REPOSITORY}/train.safetensors"], tokens_of(V1, "train.safetensors"))
 
 
 # Addresses
@@ -386,6 +280,7 @@ def test_a_revision_the_hub_does_not_have_is_an_error_with_its_address(online):
         ("o/n@refs%2Fpr%2F1/f.bin", ("o/n", "refs/pr/1", "f.bin")),
         ("o/n/f@v1.bin", ("o/n", None, "f@v1.bin")),
         ("o/n@v1/data@v2/f.bin", ("o/n", "v1", "data@v2/f.bin")),
+        ("o/n/..f/f..bin", ("o/n", None, "..f/f..bin")),
         (
             "gpjt/fineweb-gpt2-tokens/train.safetensors",
             ("gpjt/fineweb-gpt2-tokens", None, "train.safetensors"),
@@ -393,13 +288,17 @@ def test_a_revision_the_hub_does_not_have_is_an_error_with_its_address(online):
     ],
 )
 def test_an_address_is_a_repository_a_revision_and_a_file(address, parsed):
-    assert parse(f"hf://datasets/{address}") == parsed
+    for scheme in ("hf", "HF", "Hf"):
+        assert parse(f"{scheme}://datasets/{address}") == parsed
 
 
 @pytest.mark.parametrize(
     "address",
     [
         "hf://",
+        "HF://",
+        "HF://datasets/o/n",
+        "hf://datasets/o/n/../f",
         "hf://datasets",
         "hf://datasets/",
         "hf://datasets/o",
@@ -426,6 +325,11 @@ def test_an_address_of_another_form_is_refused_with_the_form_expected(address):
             opening(address)
 
 
+def test_a_name_that_the_hub_does_not_allow_is_an_error_with_the_address():
+    with pytest.raises(ValueError, match=r"^hf://datasets/o/n--m/f\.bin: .*n--m"):
+        open_tokens("hf://datasets/o/n--m/f.bin")
+
+
 @pytest.mark.parametrize("address", ["hf://datasets/o/n@/f", "hf://datasets/o/@v1/f"])
 def test_an_empty_name_or_revision_is_refused(address):
     message = f"^{re.escape(repr(address))}: the name or the revision around '@' is empty"
@@ -434,7 +338,8 @@ def test_an_empty_name_or_revision_is_refused(address):
 
 
 def test_only_what_begins_with_the_scheme_is_an_address(tmp_path, monkeypatch):
-    assert is_hub_address("hf://datasets/o/n/f")
+    for scheme in ("hf", "HF", "Hf"):
+        assert is_hub_address(f"{scheme}://datasets/o/n/f")
     for path in ("hf", "hf:", "./hf://datasets/o/n/f", "/hf://x", "train.bin", "datasets/o/n/f"):
         assert not is_hub_address(path)
     monkeypatch.chdir(tmp_path)

@@ -103,7 +103,7 @@ def test_reading_into_ram_leaves_no_second_copy_in_the_page_cache(tmp_path):
     with extent.path.open("rb+") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    mapped = map_read_only(extent)
+    mapped, _ = map_read_only(extent)
     pages = range(mapped.ctypes.data, mapped.ctypes.data + mapped.nbytes, mmap.PAGESIZE)
     if any(KERNEL.is_cached(page) for page in pages):
         pytest.skip("this file system keeps its pages")

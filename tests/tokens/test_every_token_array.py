@@ -15,6 +15,7 @@ from token_files import (
     CUTS,
     DTYPES,
     FILES,
+    MAPPED_ARRAYS,
     NeverFull,
     aligned,
     array,
@@ -54,6 +55,7 @@ CASES = [
     ),
     *((mixed, "mmap", dtype, (0, 0)) for dtype in DTYPES),
     *((make, "ram", dtype, (0, 0)) for make in ARRAYS for dtype in ("uint16", "int64")),
+    *((make, "mmap", dtype, (0, 0)) for make in MAPPED_ARRAYS for dtype in ("uint16", "int64")),
     # Windows come from the mapped files until the reading has ended, which here it never does.
     *((make, "filling", dtype, (0, 0)) for make in FILES for dtype in ("uint16", "int32")),
     *(

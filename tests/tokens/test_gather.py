@@ -81,21 +81,17 @@ def test_one_window_is_copied_into_a_given_array(case):
 @given(arrays_and_windows())
 def test_byte_ranges_of_windows_are_where_their_bytes_lie(case):
     tokens, arrays, starts, length = case
-    axis = Axis(arrays)
-    begins, ends = axis.byte_ranges(axis.locate(starts, length))
-    spans = [bytes_at(*span) for span in zip(begins.tolist(), ends.tolist(), strict=True)]
-    # The first range of a window is in its row; the rest of those that straddle follow in order.
-    rest = iter(spans[len(starts) :])
-    for start, first in zip(starts.tolist(), spans, strict=False):
-        window, found = tokens[start : start + length].tobytes(), first
-        while len(found) < len(window):
-            found += next(rest)
-        assert found == window
-    assert not list(rest)
-
-
-def bytes_at(begin, end):
-    return ctypes.string_at(begin, end - begin)
+    expected = naive(tokens, starts, length).tobytes()
+    for joins in (True, False):
+        axis = Axis(arrays, joins=joins)
+        ranges, stretches = axis.byte_ranges(axis.locate(starts, length))
+        assert b"".join(ctypes.string_at(*each) for each in ranges.tolist()) == expected
+        assert len(ranges) == len(stretches)
+        for (address, nbytes), number in zip(ranges.tolist(), stretches.tolist(), strict=True):
+            if not joins:  # each array is a stretch of its own
+                array = arrays[number]
+                assert array.ctypes.data <= address
+                assert address + nbytes <= array.ctypes.data + array.nbytes
 
 
 def test_arrays_that_lie_end_to_end_in_memory_are_not_straddled():

@@ -1,6 +1,7 @@
 """Opening: what may be opened, and what is refused with a remedy."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,7 +188,14 @@ def test_a_jax_array_of_a_sequence_is_refused_with_the_remedy():
         open_tokens([A, jnp.arange(3)])
 
 
-@pytest.mark.parametrize("scheme", ["https://", "s3://", "gs://"])
+@pytest.mark.parametrize("scheme", ["https://", "s3://", "gs://", "S3://"])
 def test_an_address_that_is_not_read_is_said_to_be_one(scheme):
     with pytest.raises(ValueError, match=f"^{scheme}bucket/train.bin: {scheme} addresses are not read"):
         open_tokens(f"{scheme}bucket/train.bin")
+
+
+@pytest.mark.parametrize("scheme", ["hf", "HF"])
+def test_an_address_that_was_made_a_path_is_to_be_passed_as_text(scheme):
+    address = f"{scheme}:/datasets/owner/name/train.bin"
+    with pytest.raises(ValueError, match=f"^{address}: expected hf://; a Path drops a slash"):
+        open_tokens(Path(f"{scheme}://datasets/owner/name/train.bin"))

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import mmap
 import os
 import re
 import subprocess
@@ -13,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import in_threads, naive_gather
-from token_files import fill_with, random_tokens, sharded, write_raw
+from token_files import RecordingKernel, fill_with, random_tokens, sharded, write_raw
 
 from tokenloader import open_tokens
-from tokenloader.storage.kernel_advice import KernelAdvice
+from tokenloader.check.scan import scan
+from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
 from tokenloader.storage.ram import RamFill, read_exactly
 from tokenloader.tokens.gather import Axis
 from tokenloader.tokens.opening import join
@@ -38,8 +40,8 @@ def pause(monkeypatch):
 
         return method
 
-    monkeypatch.setattr(Axis, "gather", paused(Axis.gather))
-    monkeypatch.setattr(Axis, "copy", paused(Axis.copy))
+    for way in ((Axis, "gather"), (Axis, "copy"), (Memory, "read")):
+        monkeypatch.setattr(*way, paused(getattr(*way)))
     copy = Memory.copy
     monkeypatch.setattr(Memory, "copy", lambda self, start, out: copy(self, start, out, 100))
     return came, go_on
@@ -282,68 +284,252 @@ def test_a_file_that_is_replaced_while_it_is_read_into_ram_is_not_mixed_in(tmp_p
     np.testing.assert_array_equal(tokens[:], old)
 
 
-# A file that is lost under the mapping
+# A file that is lost, or written to, under the mapping
+
+COPYING = [
+    pytest.param(KERNEL, id="by the kernel"),  # on Linux
+    pytest.param(KernelAdvice(linux=False), id="by reading"),
+]
+AGES_AGO_NS = 0  # a file that was last written to just now may be written to again in the same tick
 
 
-LOST = """
-import os, sys, numpy as np, tokenloader as tl
-from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
-from tokenloader.tokens.opening import join
-path, use, kernel = sys.argv[1:]
-extents = tl.open_tokens(path, dtype="uint16").extents
-advice = KERNEL if kernel == "new" else KernelAdvice(populate_read=9999)
-tokens = join(extents, "mmap", kernel=advice)
-tokens.gather([0, 50_000], 1000)
-os.truncate(path, 10_000)
-try:
-    tokens.gather([0, 50_000], 1000) if use == "gather" else tokens[40_000:90_000]
-except OSError as error:
-    print(error)
-if kernel == "new":
-    print(tokens.gather([0], 1000)[0, :3].tolist())  # what is left can still be read
+def written_long_ago(path, tokens):
+    write_raw(path, tokens)
+    os.utime(path, ns=(AGES_AGO_NS, AGES_AGO_NS))
+    return path
+
+
+def opened_by(kernel, *paths):
+    return join(open_tokens(paths, dtype="uint16").extents, "mmap", kernel=kernel)
+
+
+USES = [
+    pytest.param(lambda tokens: tokens.gather([0, 50_000], 1000), id="gather"),
+    pytest.param(lambda tokens: tokens[40_000:90_000], id="slice"),
+    pytest.param(lambda tokens: tokens[95_000], id="index"),
+    pytest.param(lambda tokens: tokens[::1000], id="slice with a step"),
+    pytest.param(lambda tokens: tokens.fingerprint(), id="fingerprint"),
+    pytest.param(lambda tokens: list(scan(tokens, lambda chunk, _: len(chunk), 10_000)), id="scan"),
+    pytest.param(lambda tokens: tokens.view(90_000, 100_000).gather([0], 1000), id="view"),
+]
+
+
+@pytest.mark.parametrize("kernel", COPYING)
+@pytest.mark.parametrize("use", USES)
+def test_a_truncated_file_is_an_error_with_its_name_and_its_size(tmp_path, use, kernel):
+    path = write_raw(tmp_path / "t.bin", random_tokens(100_000))
+    with opened_by(kernel, path) as tokens:
+        tokens.gather([0, 50_000], 1000)
+        os.truncate(path, 10_000)
+        with pytest.raises(OSError, match="it has 10,000 bytes and had 200,000") as raised:
+            use(tokens)
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(path))
+
+
+@pytest.mark.parametrize("kernel", COPYING)
+@pytest.mark.parametrize("use", USES)
+def test_a_file_that_was_rewritten_at_its_size_is_an_error_with_its_name(tmp_path, use, kernel):
+    path = written_long_ago(tmp_path / "t.bin", random_tokens(100_000))
+    with opened_by(kernel, path) as tokens:
+        tokens.gather([0, 50_000], 1000)
+        with path.open("r+b") as file:
+            file.write(bytes(200_000))
+        for _ in range(2):  # for good: it is other data
+            with pytest.raises(OSError, match=r"before at 1970-01-01T00:00:00\.0+ \(UTC\)") as raised:
+                use(tokens)
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(path))
+    open_tokens(path, dtype="uint16").gather([0], 1000)
+
+
+@pytest.mark.parametrize("kernel", COPYING)
+def test_only_files_that_windows_lie_in_matter_and_the_error_names_the_one(tmp_path, kernel):
+    paths = [written_long_ago(tmp_path / str(i), random_tokens(10_000)) for i in range(3)]
+    tokens = opened_by(kernel, *paths)
+    os.truncate(paths[1], 4096)
+    for starts in ([0, 10_000], [9_990], [9_990, 19_990]):  # what is left of the file could be read
+        with pytest.raises(OSError, match="it has 4,096 bytes and had 20,000") as raised:
+            tokens.gather(starts, 100)
+        assert raised.value.filename == str(paths[1])
+    np.testing.assert_array_equal(tokens.gather([0, 20_000], 100), [random_tokens(10_000)[:100]] * 2)
+
+
+class Stops(KernelAdvice):
+    """Copies as Linux does, and stops at some bytes of a page as if its disk had failed, once each."""
+
+    def __init__(self, stops):
+        super().__init__()
+        self.stops = stops
+
+    def copy(self, ranges, out):
+        if not self.stops:
+            return super().copy(ranges, out)
+        copied = min(self.stops.pop(0), len(out))
+        kept = out[copied:].copy()
+        found = super().copy(ranges, out)
+        if copied == len(out):
+            return found
+        out[copied:] = kept
+        return copied, errno.EFAULT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel copies on Linux only")
+@pytest.mark.parametrize("stops", [[0], [1], [199, 0], [200, 50, 7], [2999], [0] * 20])
+def test_a_page_that_can_be_read_after_all_is_read_and_the_rest_is_copied(tmp_path, stops):
+    expected = random_tokens()
+    files, _ = sharded(tmp_path, expected)
+    tokens = join(open_tokens(files).extents, "mmap", kernel=Stops(stops))
+    starts = [0, 895, 2, 700, 1, 890, 17, 3, 4, 5, 6, 800, 8, 9, 10]
+    np.testing.assert_array_equal(tokens.gather(starts, 100), naive_gather(expected, starts, 100))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel copies on Linux only")
+def test_a_disk_that_fails_is_an_error_with_the_name_of_the_file_and_the_offset(tmp_path, monkeypatch):
+    path = write_raw(tmp_path / "t.bin", random_tokens(10_000))
+    tokens = opened_by(Stops([250]), path)
+
+    def fails(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    for name in ("pread", "preadv"):
+        monkeypatch.setattr(os, name, fails, raising=False)
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        tokens.gather([0, 5000], 100)
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(path))
+
+
+FLAT_OUT = """
+import os, sys, threading, time, tokenloader as tl
+path, how = sys.argv[1:]
+size = os.path.getsize(path)
+os.utime(path, (0, 0))
+tokens = tl.open_tokens(path, dtype="uint16")
+loader = tl.TokenLoader(tokens, 256, 1024, plan=tl.RandomWindows(seed=0))
+next(loader)
+starts, errors = range(0, size // 2 - 4097, 4097), []
+end = time.monotonic() + 1.5
+def read(use):
+    while time.monotonic() < end:
+        try:
+            use()
+        except OSError as error:
+            assert error.filename == path, error
+            errors.append(str(error))
+uses = [lambda: next(loader), lambda: tokens.gather(starts, 4097), lambda: tokens[:]]
+threads = [threading.Thread(target=read, args=[use]) for use in uses]
+for thread in threads:
+    thread.start()
+while time.monotonic() < end:
+    os.truncate(path, size // 16)
+    if how == "rewrite":
+        with open(path, "r+b") as file:
+            file.write(bytes(size))
+    else:
+        os.truncate(path, size)
+for thread in threads:
+    thread.join()
+loader.close()
+print(errors[-1])
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a lost file is fatal")
-@pytest.mark.parametrize("kernel", ["new", "old"])
-@pytest.mark.parametrize("use", ["gather", "slice"])
-def test_a_truncated_file_is_an_error_with_its_name_and_does_not_kill_the_process(tmp_path, use, kernel):
-    expected = random_tokens(100_000)
-    path = write_raw(tmp_path / "t.bin", expected)
-    found = subprocess.run(
-        [sys.executable, "-c", LOST, str(path), use, kernel],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    error, *rest = found.stdout.splitlines()
-    at = r"10,000" if kernel == "old" else r"[\d,]+"
-    assert re.match(
-        rf"\[Errno 5\] cannot be read at byte {at}: it has 10,000 bytes now and had 200,000 when it "
-        rf"was opened; .*: '{re.escape(str(path))}'$",
-        error,
-    )
-    assert rest == ([str(expected[:3].tolist())] if kernel == "new" else [])
+@pytest.mark.parametrize("how", ["truncate", "rewrite"])
+def test_a_file_that_changes_all_the_time_under_a_loader_at_full_speed_ends_no_process(tmp_path, how):
+    path = write_raw(tmp_path / "t.bin", random_tokens(1 << 22))
+    command = [sys.executable, "-c", FLAT_OUT, str(path), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
+    assert "has changed since it was opened: it" in done.stdout
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a lost file is fatal")
-def test_the_error_names_the_shard_that_was_lost(tmp_path):
-    paths = [write_raw(tmp_path / str(i), random_tokens(10_000)) for i in range(3)]
-    tokens = open_tokens(paths, dtype="uint16")
-    os.truncate(paths[1], 4096)
-    with pytest.raises(OSError, match=re.escape(str(paths[1]))) as caught:
-        tokens.gather([0, 9_900, 19_000], 500)
-    assert caught.value.errno == errno.EIO
-    np.testing.assert_array_equal(tokens.gather([20_000], 100)[0], random_tokens(10_000)[:100])
+# Arrays that are mapped from files
 
 
-@pytest.mark.parametrize("kernel", [KernelAdvice(populate_read=9999), KernelAdvice(linux=False)])
-def test_a_system_that_cannot_tell_has_the_sizes_of_the_files_looked_at_that_are_read(tmp_path, kernel):
-    paths = [write_raw(tmp_path / str(i), random_tokens(10_000)) for i in range(3)]
-    tokens = join(open_tokens(paths, dtype="uint16").extents, "mmap", kernel=kernel)
-    os.truncate(paths[1], 4096)
-    for starts in ([0, 10_000], [9_990]):  # what is left of the file could be read
-        with pytest.raises(OSError, match=rf"4,096 bytes now .*: '{re.escape(str(paths[1]))}'"):
-            tokens.gather(starts, 100)
-    np.testing.assert_array_equal(tokens.gather([0, 20_000], 100), [random_tokens(10_000)[:100]] * 2)
+def memmap(path):
+    return np.memmap(path, np.uint16, "r")
+
+
+def loaded(path):
+    np.save(path.with_suffix(".npy"), np.fromfile(path, np.uint16))
+    path.with_suffix(".npy").replace(path)
+    os.utime(path, ns=(AGES_AGO_NS, AGES_AGO_NS))
+    return np.load(path, mmap_mode="r")
+
+
+def view_of_a_memmap(path):
+    return np.asarray(memmap(path).reshape(2, -1)).reshape(-1)
+
+
+def writable_memmap(path):
+    return np.memmap(path, np.uint16, "r+")
+
+
+def python_mapping(path):
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint16)
+
+
+MAPPINGS = [memmap, loaded, view_of_a_memmap, writable_memmap, python_mapping]
+KNOWN_FILES = MAPPINGS[:3]
+
+
+@pytest.mark.parametrize("map_it", MAPPINGS)
+def test_a_mapped_array_says_that_it_is_and_is_announced_as_files_are(tmp_path, map_it):
+    array = map_it(written_long_ago(tmp_path / "t.bin", random_tokens(100_000)))
+    kernel = RecordingKernel()
+    tokens = join([np.asarray(array)], "mmap", kernel=kernel)
+    assert tokens.residency == open_tokens(array, residency="ram").residency == "mmap"
+    assert repr(tokens).endswith(", mmap)")
+    windows = tokens.locate([50_000], 1000)
+    windows.prefetch()
+    first = array.ctypes.data + 100_000
+    assert [first & -mmap.PAGESIZE] == [address for address, _ in kernel.announced]
+    np.testing.assert_array_equal(windows.copy()[0], array[50_000:51_000])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a lost file of an array is fatal")
+@pytest.mark.parametrize("map_it", MAPPINGS)
+@pytest.mark.parametrize("use", USES)
+def test_a_mapped_array_whose_file_was_truncated_is_an_error(tmp_path, map_it, use):
+    path = written_long_ago(tmp_path / "t.bin", random_tokens(100_000))
+    tokens = open_tokens(map_it(path))
+    os.truncate(path, 4096)
+    with pytest.raises(OSError, match=r"^\[Errno 5\]") as raised:
+        use(tokens)
+    if map_it in KNOWN_FILES:
+        assert "it has 4,096 bytes and had 200," in str(raised.value)
+        assert raised.value.filename == str(path)
+    else:
+        found = r"byte [\d,]+ of an array that was given as tokens cannot be read; is the array mapped"
+        assert re.search(found, str(raised.value))
+
+
+@pytest.mark.parametrize("kernel", COPYING)
+@pytest.mark.parametrize("map_it", KNOWN_FILES)
+def test_a_mapped_array_whose_file_was_rewritten_is_an_error_where_nobody_may_write_to_it(
+    tmp_path, map_it, kernel
+):
+    path = written_long_ago(tmp_path / "t.bin", random_tokens(100_000))
+    tokens = join([np.asarray(map_it(path))], "mmap", kernel=kernel)
+    tokens.gather([0], 10)
+    with path.open("r+b") as file:
+        file.write(bytes(200))
+    with pytest.raises(OSError, match="before at 1970") as raised:
+        tokens.gather([0], 10)
+    assert raised.value.filename == str(path)
+
+
+@pytest.mark.parametrize("kernel", COPYING)
+def test_what_is_written_through_a_memmap_is_read(tmp_path, kernel):
+    array = writable_memmap(write_raw(tmp_path / "t.bin", random_tokens(10_000)))
+    tokens = join([np.asarray(array)], "mmap", kernel=kernel)
+    array[77:80] = 1, 2, 3
+    assert tokens.gather([77], 3).tolist() == [[1, 2, 3]]
+
+
+def test_the_file_of_a_memmap_may_be_gone_or_another_by_now(tmp_path):
+    path = write_raw(tmp_path / "t.bin", random_tokens(10_000))
+    gone, replaced = memmap(path), memmap(write_raw(tmp_path / "u.bin", random_tokens(10_000)))
+    path.unlink()
+    os.replace(write_raw(tmp_path / "other", random_tokens(10)), tmp_path / "u.bin")
+    for array in (gone, replaced):
+        np.testing.assert_array_equal(open_tokens(array)[:], random_tokens(10_000))

@@ -56,7 +56,8 @@ def test_any_slice_is_numpys(shards, bounds):
 @pytest.mark.parametrize("stride_tokens", [1, 3, 100, 1999, 2000])
 def test_a_long_slice_is_copied_in_strides(shards, stride_tokens):
     tokens, expected = shards
-    memory = Memory([Part(map_read_only(extent), "mapped", extent) for extent in tokens.extents])
+    parts = ((extent, *map_read_only(extent)) for extent in tokens.extents)
+    memory = Memory([Part(array, "mapped", extent, file) for extent, array, file in parts])
     for begin, end in ((0, 2000), (2, 1991), (899, 906)):
         out = np.empty(end - begin, np.uint16)
         memory.copy(begin, out, stride_tokens)
@@ -100,7 +101,7 @@ def test_tokens_in_ram_are_not_hinted_at(tmp_path):
         def start_reading(self, ranges):
             raise AssertionError("advice on RAM")
 
-        fault_in = is_cached = start_reading
+        copy = is_cached = start_reading
 
     extents = open_tokens(write_npy(tmp_path / "t.npy", random_tokens())).extents
     in_ram = join(extents, "ram", kernel=NoAdvice())

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -280,15 +279,14 @@ def test_views_and_arrays_are_joined_without_copying(files, residency):
     assert "[2:1_000] and 2 more: 3,003 uint16 tokens" in repr(joined)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a lost file is fatal")
 def test_the_name_of_a_lost_file_and_the_offset_in_it_are_told_of_views_too(tmp_path):
     path = write_raw(tmp_path / "t.bin", random_tokens(100_000))
     view = open_tokens(path, dtype="uint16").view(50_000, 90_000)
     joined = join([TOKENS, view.view(10_000, 30_000)], "mmap")
     os.truncate(path, 4096)
-    for tokens in (view, joined):
+    for tokens in (view, joined):  # where the kernel does not copy, reading ends there
         with pytest.raises(OSError, match=re.escape(str(path))) as raised:
             tokens.gather([len(tokens) - 1], 1)
-        offset = int(re.search(r"byte ([\d,]+):", str(raised.value))[1].replace(",", ""))
+        offset = int(re.search(r"byte ([\d,]+)", str(raised.value))[1].replace(",", ""))
         last = 2 * (90_000 if tokens is view else 80_000) - 2
         assert last - 4096 * 16 < offset <= last

@@ -1,8 +1,11 @@
 """Writing tokens: what arrives in the file, what is refused, and that nothing half-done is left."""
 
+import errno
+import fcntl
 import io
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +16,8 @@ from safetensors.numpy import load_file
 
 import tokenloader as tl
 from tokenloader import write_tokens
-from tokenloader.tokens.writing import WRITE_CHUNK_TOKENS, atomic_file, write_all
+from tokenloader.formats import safetensors
+from tokenloader.tokens.writing import WRITE_CHUNK_TOKENS, atomic_file, write_all, write_file
 
 DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
 
@@ -215,23 +219,164 @@ class ShortWrites(io.BytesIO):
 
 def test_a_write_that_takes_less_than_it_is_given_is_continued():
     file = ShortWrites()
-    write_all(file, np.arange(10, dtype=np.uint16))
-    assert file.getvalue() == np.arange(10, dtype="<u2").tobytes()
+    write_all(file, "a", bytes(range(10)))
+    write_all(file, "a", b"\xff" * 7, at=1)
+    assert file.getvalue() == b"\x00" + b"\xff" * 7 + b"\x08\x09"
 
 
-def test_all_that_is_on_disk_before_the_rename_is_the_whole_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("replace", [True, False])
+def test_all_is_on_disk_before_the_file_has_its_name(tmp_path, monkeypatch, replace):
     sizes = []
-    replace = os.replace
+    fsync = os.fsync
 
-    def seen(source, target):
-        sizes.append(os.path.getsize(source))
-        replace(source, target)
+    def seen(descriptor):
+        assert not (tmp_path / "a").exists() or sizes
+        sizes.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
 
-    monkeypatch.setattr(os, "replace", seen)
-    with atomic_file(tmp_path / "a") as file:
-        file.write(b"12345")
+    monkeypatch.setattr(os, "fsync", seen)
+    with atomic_file(tmp_path / "a", replace=replace) as write:
+        write(b"12345")
         assert not (tmp_path / "a").exists()
-    assert sizes == [5]
+    assert sizes[0] == 5
+    assert (tmp_path / "a").read_bytes() == b"12345"
+    assert only_file(tmp_path / "a")
+
+
+@pytest.fixture(params=["with", "without"])
+def hard_links(request, monkeypatch):
+    if request.param == "without":
+
+        def refused(source, target):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, target)
+
+        monkeypatch.setattr(os, "link", refused)
+
+
+def write(path, arrays, *, replace):
+    return write_file(path, arrays, np.dtype(np.uint16), safetensors.WRITER, replace=replace)
+
+
+def test_without_replacing_a_file_that_appears_meanwhile_stays(path, hard_links):
+    def arrays():
+        yield np.arange(5)
+        path.write_bytes(b"precious")
+
+    message = f"{path} was made by something else while it was being written, .* --force replaces it"
+    with pytest.raises(FileExistsError, match=message):
+        write(path, arrays(), replace=False)
+    assert path.read_bytes() == b"precious"
+    assert only_file(path)
+    assert write(path, arrays(), replace=True) == 5
+    assert len(tl.open_tokens(path)) == 5
+    assert only_file(path)
+
+
+def test_without_replacing_a_file_that_is_not_there_is_written(path, hard_links):
+    (path.parent / "other").touch()
+    assert write(path, [np.arange(5)], replace=False) == 5
+    assert len(tl.open_tokens(path)) == 5
+    assert path.stat().st_mode == (path.parent / "other").stat().st_mode
+    assert sorted(os.listdir(path.parent)) == ["other", path.name]
+
+
+def test_a_name_that_was_held_is_free_again_if_the_file_cannot_be_moved_there(path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match=re.escape(f"{os.strerror(errno.EIO)}: {str(path)!r}")):
+        write(path, [np.arange(5)], replace=False)
+    assert os.listdir(path.parent) == []
+
+
+def test_a_file_that_another_is_writing_is_refused_at_once(path):
+    with atomic_file(path, replace=False) as first:
+        (temporary,) = os.listdir(path.parent)
+        message = (
+            f"{path} is being written by another process \\(into .*{temporary}\\); wait for it, or --force"
+        )
+        with pytest.raises(FileExistsError, match=message):
+            write(path, [np.arange(5)], replace=False)
+        assert write(path.with_name("other"), [np.arange(5)], replace=False) == 5
+        assert write(path, [np.arange(5)], replace=True) == 5
+        first(b"12345")
+        path.unlink()
+    assert path.read_bytes() == b"12345"
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_the_temporary_file_of_a_writer_that_was_killed_is_removed_by_the_next(path, replace):
+    code = f"""if True:
+        import os, signal, numpy as np, tokenloader as tl
+        def arrays():
+            yield np.arange(1000)
+            os.kill(os.getpid(), signal.SIGKILL)
+        tl.write_tokens({str(path)!r}, arrays())
+    """
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
+        (left,) = os.listdir(path.parent)  # the second removes that of the first
+        assert left.startswith(".")
+    write(path, [np.arange(5)], replace=replace)
+    assert only_file(path)
+
+
+def test_temporary_files_of_other_files_and_what_is_called_alike_stay(path):
+    with atomic_file(path.with_name("other"), replace=True):
+        (other,) = os.listdir(path.parent)
+        kept = {".tokenloader-a.tmp", "a.tmp", other}
+        for name in kept - {other}:
+            path.with_name(name).touch()
+        write(path, [np.arange(5)], replace=True)
+        assert set(os.listdir(path.parent)) == {*kept, path.name}
+
+
+def test_without_locks_no_temporary_file_is_taken_for_abandoned(path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with atomic_file(path, replace=True) as first:
+        write(path, [np.arange(5)], replace=True)
+        first(b"12345")
+    assert path.read_bytes() == b"12345"
+    assert only_file(path)
+
+
+def test_a_disk_that_takes_no_more_is_told_with_the_name_of_the_file(path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match=re.escape(str(path))) as raised:
+            write_tokens(path, np.zeros(1 << 20, np.uint16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(path))
+    assert os.listdir(path.parent) == []
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_fails_is_told_with_the_name_of_the_file(path, monkeypatch, call):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), *map(str, _))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match=re.escape(str(path))) as raised:
+        write_tokens(path, np.arange(5))
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(path))
+    assert os.listdir(path.parent) == []
+
+
+def test_an_error_of_what_is_read_keeps_its_own_name(path):
+    def arrays():
+        yield np.arange(5)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "source.bin")
+
+    with pytest.raises(OSError, match=r"source\.bin"):
+        write_tokens(path, arrays())
 
 
 def test_memory_does_not_grow_with_the_file(path):

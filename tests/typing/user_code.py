@@ -38,6 +38,7 @@ tokens.will_need([0], 1)  # type: ignore
 
 loader = tl.TokenLoader(tokens, 8, 64, plan=tl.ShuffledEpochs(seed=0))
 assert_type(loader, tl.TokenLoader[tl.Batch])
+tl.TokenLoader(tokens, 8, 64, sharding=jax.sharding.PartitionSpec("data"))
 assert_type(next(loader), tl.Batch)
 assert_type(next(loader).inputs, jax.Array)
 assert_type(next(loader).loss_mask, jax.Array | None)
@@ -45,6 +46,10 @@ for batch in loader:
     assert_type(batch, tl.Batch)
 with tl.TokenLoader(tokens, 8, 64, transform=tl.segment_documents(50256)) as documents:
     assert_type(next(documents), tl.Batch)
+with tl.TokenLoader(tokens, 8, 64, transform=tl.segment_documents(bos_id=50256)) as documents:
+    assert_type(next(documents), tl.Batch)
+tl.segment_documents()  # type: ignore
+tl.segment_documents(50256, bos_id=50256)  # type: ignore
 assert_type(next(tl.TokenLoader(tokens, 8, 64, transform=None)), jax.Array)
 assert_type(loader.window_starts(3), NDArray[np.int64])
 assert_type(loader.stats, tl.LoaderStats)

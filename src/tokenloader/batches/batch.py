@@ -11,7 +11,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -63,22 +63,30 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SegmentDocuments:
-    """The transform that `segment_documents` returns; one object for one eos_id."""
+    """The transform that `segment_documents` returns; one object for one id and name."""
 
-    eos_id: int
+    token_id: int
+    name: Literal["eos_id", "bos_id"]
 
     def __call__(self, block: jax.Array) -> Batch:
         return self.segment(next_token(block), Before(0, 0, 0))
 
-    def __reduce__(self) -> tuple[Callable[[int], "SegmentDocuments"], tuple[int]]:
-        return segment_documents, (self.eos_id,)
+    def __repr__(self) -> str:
+        return f"SegmentDocuments({self.name}={self.token_id})"
+
+    def __reduce__(self) -> tuple[Callable[[], "SegmentDocuments"], tuple[()]]:
+        return functools.partial(segment_documents, **{self.name: self.token_id}), ()
+
+    def ends(self, batch: Batch) -> jax.Array:
+        """Finds where documents end, bool [B, T]: the target there is the first token of the next one."""
+        return (batch.inputs if self.name == "eos_id" else batch.targets) == self.token_id
 
     def segment(self, batch: Batch, before: Before) -> Batch:
         """Returns a part of a batch with the documents of its columns, which come after `before`."""
-        ends = batch.inputs == self.eos_id
+        ends = self.ends(batch)
         column = before.num_columns + jax.lax.broadcasted_iota(jnp.int32, ends.shape, 1)
-        # A document begins in the column after an end of text; a running maximum carries its column
-        # on to the columns that follow.
+        # A document begins in the column after an end; a running maximum carries its column on to the
+        # columns that follow.
         begins = jnp.pad(ends[:, :-1], ((0, 0), (1, 0)))
         begin = jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
         return batch._replace(
@@ -88,19 +96,27 @@ class SegmentDocuments:
         )
 
 
-def segment_documents(eos_id: int) -> SegmentDocuments:
-    """Makes a transform for windows that hold several documents, each ended by the token eos_id.
+@overload
+def segment_documents(eos_id: int) -> SegmentDocuments: ...
+@overload
+def segment_documents(*, bos_id: int) -> SegmentDocuments: ...
+def segment_documents(eos_id: int | None = None, *, bos_id: int | None = None) -> SegmentDocuments:
+    """Makes a transform for windows that hold several documents, with a token between each two.
 
-    Beside inputs and targets it gives segment_ids and positions, which restart after each end of
-    text, and a loss_mask that hides the targets across a document's end: where the input is
-    eos_id, the target is the first token of an unrelated document. The end of text itself
-    belongs to the document it ends, and is a target that counts.
+    Beside inputs and targets it gives segment_ids and positions, which restart with each document,
+    and a loss_mask that hides the targets across a document's end, where the target is the first
+    token of an unrelated document. The token itself belongs to the document that it ends (eos_id),
+    and is a target that counts; or to the document that it begins (bos_id), and is an input alone,
+    so that nothing tells a model where documents end. Where they have both, either id gives the
+    same batches.
 
     Args:
-        eos_id: the id that ends a document, for example 50256 for GPT-2's ids.
+        eos_id: the id after each document, for example 128001 for Llama 3's ids.
+        bos_id: the id before each document, for example 50256 in llm.c's files of GPT-2's ids.
+            `tokenloader check` tells which of the two a file has.
 
     Raises:
-        TypeError: eos_id is not an integer.
+        TypeError: neither or both are given, or the id is not an integer.
 
     Example:
         >>> batch = segment_documents(eos_id=0)(jnp.array([[5, 0, 6, 7, 8]], jnp.uint16))
@@ -108,13 +124,25 @@ def segment_documents(eos_id: int) -> SegmentDocuments:
         (Array([[1, 1, 2, 2]], dtype=int32), Array([[0, 1, 0, 1]], dtype=int32))
         >>> batch.loss_mask
         Array([[ True, False,  True,  True]], dtype=bool)
+        >>> batch = segment_documents(bos_id=0)(jnp.array([[5, 0, 6, 7, 8]], jnp.uint16))
+        >>> batch.segment_ids, batch.positions
+        (Array([[1, 2, 2, 2]], dtype=int32), Array([[0, 0, 1, 2]], dtype=int32))
+        >>> batch.loss_mask
+        Array([[False,  True,  True,  True]], dtype=bool)
     """
-    return _segment_documents(operator.index(eos_id))
+    if eos_id is not None and bos_id is None:
+        return _segment_documents(operator.index(eos_id), "eos_id")
+    if bos_id is not None and eos_id is None:
+        return _segment_documents(operator.index(bos_id), "bos_id")
+    raise TypeError(
+        f"segment_documents was given eos_id={eos_id} and bos_id={bos_id}; expected one of the two: "
+        f"eos_id= for the id after each document, or bos_id= for the id before it"
+    )
 
 
 @functools.cache  # loaders with the same one share its compiled code
-def _segment_documents(eos_id: int) -> SegmentDocuments:
-    return SegmentDocuments(eos_id)
+def _segment_documents(token_id: int, name: Literal["eos_id", "bos_id"]) -> SegmentDocuments:
+    return SegmentDocuments(token_id, name)
 
 
 def mask_repeated_targets(

@@ -31,8 +31,7 @@ def on_shards(
         batch = next_token(shard)
         before = jax.lax.axis_index(columns) * batch.inputs.shape[1]
         if isinstance(transform, SegmentDocuments):
-            ends = batch.inputs == transform.eos_id
-            batch = transform.segment(batch, _before(ends, before, columns))
+            batch = transform.segment(batch, _before(transform.ends(batch), before, columns))
         for counts in valid_targets:
             batch = mask_repeated_targets(batch, counts, seq_len, before)
         return batch

@@ -6,21 +6,16 @@ only at those documents that may be there twice (`repeats`).
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tokenloader.check.counts import OTHER_EOS_ID, Counts, Limits, count_tokens
-from tokenloader.check.dtype_sniffing import sniff_dtype, take_sample
+from tokenloader.check.delimiters import KNOWN_BOS_IDS, KNOWN_EOS_IDS, Side, find_delimiter, find_side
+from tokenloader.check.dtype_sniffing import sniff_files
 from tokenloader.check.repeats import Repeats, duplicates, shared
+from tokenloader.check.samples import take_sample
 from tokenloader.tokens.token_array import TokenArray
 
-# End-of-text ids that can hardly be a common token of another tokenizer: GPT-2, one past it (a wrong id
-# that is met), cl100k, Llama 3, Qwen, o200k. Others (0 in Pythia, 2 in Llama 2) are for the caller to say.
-KNOWN_EOS_IDS = (50256, 50257, 100257, 128001, 151643, 199999)
-
 DEFAULT_LIMITS = Limits()
+_KNOWN_IDS = (*KNOWN_EOS_IDS, *KNOWN_BOS_IDS)
 _MANY_DUPLICATES = 0.01  # of the documents
 _HOLE_TOKENS = 1 << 16  # a run so long is no text
 
@@ -30,6 +25,7 @@ class Report:
     """What `check` has found."""
 
     counts: Counts  # in the pass over all tokens
+    eos_side: Side | None  # where eos_id stands at a document; None: not to be told, or there is none
     repeated: Repeats | None  # documents that repeat an earlier one; None: there are no documents
     shared: Repeats | None  # documents that the other tokens have too; None: there are no others
     compared_one_in: int  # one document in so many was compared with the rest; 1: all were
@@ -42,6 +38,7 @@ def check(
     *,
     vocab_size: int | None = None,
     eos_id: int | None = None,
+    bos_id: int | None = None,
     against: TokenArray | None = None,
     progress: bool = False,
     limits: Limits = DEFAULT_LIMITS,
@@ -50,24 +47,29 @@ def check(
 
     Args:
         vocab_size: ids are expected below it; None: this is not checked.
-        eos_id: the id between documents; None: the one of KNOWN_EOS_IDS that is there, or
-            without one the document index of the files, where they have it.
+        eos_id: the id after each document, or bos_id: the one before it. Neither: the known one that is
+            there, or without one the document index of the files, where they have it.
         against: tokens that should have no document in common with these.
     """
     sample = take_sample(tokens)
+    side: Side | None = None if eos_id is None else "after"
+    if bos_id is not None:
+        eos_id, side = bos_id, "before"
     if eos_id is None:
-        eos_id = _find_eos_id(sample)
+        eos_id = find_delimiter(sample)
+    if eos_id is not None:
+        side = find_side(tokens, eos_id) or side
     count = partial(count_tokens, eos_id=eos_id, progress=progress, limits=limits)
     counts, kept = count(tokens, title="checking", vocab_size=vocab_size)
-    suspected = sniff_dtype(sample)
+    suspected = sniff_files(tokens, sample)
     problems = [suspected] if suspected else []
-    problems += _find_wrong(counts, vocab_size)
+    problems += _find_wrong(counts, vocab_size, side)
     repeated, in_both, one_in, notes = None, None, kept.one_in, []
     if eos_id is None:
         notes.append(
-            f"no end-of-text id was found (looked for {', '.join(map(str, KNOWN_EOS_IDS))}), so "
+            f"no end-of-text id was found (looked for {', '.join(map(str, _KNOWN_IDS))}), so "
             f"{'documents are those of the index' if counts.has_index else 'there are no documents'}; "
-            f"--eos-id says which it is"
+            f"--eos-id or --bos-id says which it is"
         )
     if eos_id is not None or counts.has_index:
         documents = kept.documents()
@@ -92,17 +94,11 @@ def check(
         problems.append("without an end-of-text id or a document index there are no documents to compare")
     if one_in > 1:
         notes.append(f"documents were compared by a sample, 1 in {one_in}: multiply by it")
-    return Report(counts, repeated, in_both, one_in, problems, notes)
+    return Report(counts, side if counts.num_eos else None, repeated, in_both, one_in, problems, notes)
 
 
-def _find_eos_id(sample: NDArray[Any]) -> int | None:
-    """The id of KNOWN_EOS_IDS that occurs most often, if any does."""
-    likely = max(KNOWN_EOS_IDS, key=lambda eos_id: np.count_nonzero(sample == eos_id))
-    return likely if likely in sample else None
-
-
-def _find_wrong(counts: Counts, vocab_size: int | None) -> list[str]:
-    """Says what is wrong with the ids, their runs, and how documents end."""
+def _find_wrong(counts: Counts, vocab_size: int | None, side: Side | None) -> list[str]:
+    """Says what is wrong with the ids, their runs, and the id between documents."""
     problems = []
     if counts.lowest_id < 0:
         problems.append(f"the lowest id is {counts.lowest_id:,}; expected 0 or more")
@@ -118,18 +114,18 @@ def _find_wrong(counts: Counts, vocab_size: int | None) -> list[str]:
         for run in counts.longest_runs
         if run.length >= _HOLE_TOKENS
     ]
-    end = counts.eos_id
+    end, does = counts.eos_id, "begins" if side == "before" else "ends"
     if end is not None and not counts.num_eos:
-        problems.append(f"there is no end-of-text id {end} in these tokens; is --eos-id right?")
+        problems.append(f"id {end} is nowhere in these tokens; is --eos-id or --bos-id right?")
     elif end is not None and counts.num_other_eos:
         problems.append(
-            f"{end} ends documents, and {OTHER_EOS_ID[end]} is there {counts.num_other_eos:,} times too; "
+            f"{end} {does} documents, and {OTHER_EOS_ID[end]} is there {counts.num_other_eos:,} times too; "
             f"GPT-2's end-of-text is 50256, its highest id"
         )
     elif end == 50257:
         problems.append(
-            "50257 ends documents, one past GPT-2's end-of-text 50256: a model of 50,257 ids has no "
-            "embedding for it"
+            f"50257 {does} documents, one past GPT-2's end-of-text 50256: a model of 50,257 ids has no "
+            f"embedding for it"
         )
     return problems
 

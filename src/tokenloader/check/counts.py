@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tokenloader.check.documents import (
     MOST_DOCUMENTS,
@@ -17,13 +16,12 @@ from tokenloader.check.documents import (
 )
 from tokenloader.check.first_occurrences import NUM_SLOTS, FirstOccurrences
 from tokenloader.check.runs import Run, Runs, runs_in
-from tokenloader.check.scan import SCAN_CHUNK_TOKENS, scan
+from tokenloader.check.scan import SCAN_CHUNK_TOKENS, byte_bar, scan
 from tokenloader.tokens.reader import Reader
 from tokenloader.tokens.token_array import TokenArray
 
 # GPT-2's end-of-text, and the id one past its vocabulary, which is written for it by mistake.
 OTHER_EOS_ID = {50256: 50257, 50257: 50256}
-_byte_bar = partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, leave=False)
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def count_tokens(
         num_empty = len(index) - 1 - len(ends)
     runs, lowest_ids, highest_ids = Runs(), [], []
     first_out_of_vocab, num_out_of_vocab, num_other_eos = None, 0, 0
-    with Reader(tokens) as reader, _byte_bar(desc=title, total=tokens.nbytes, disable=not progress) as bar:
+    with Reader(tokens) as reader, byte_bar(desc=title, total=tokens.nbytes, disable=not progress) as bar:
         counter = DocumentCounter(reader, 1 if ends is None else 0, limits.most_documents)
         firsts = FirstOccurrences(reader, limits.first_occurrences)
         look = partial(_look_at_chunk, eos_id=eos_id, ends=ends, vocab_size=vocab_size, firsts=firsts)

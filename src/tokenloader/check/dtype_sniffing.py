@@ -8,10 +8,10 @@ MIN_TOKENS tokens together:
 
 - byte order: a byte of the id has over half a bit more entropy than the byte below it, and the bytes
   turned round do not.
-- two tokens read as one (uint16 as uint32): the lower and the upper half of the ids have the same
+- several tokens read as one (uint16 as uint32): the lower and the upper half of the ids have the same
   distribution: their histograms overlap in over nine tenths.
-- one token read as two (uint32 as uint16): at every second position nine tenths of the ids are below 4 (the
-  upper halves of ids below 2^18), at the others they are not.
+- one token read as several (uint32 as uint16, int64 as int32): nine tenths of the ids are below 4 at the
+  positions of the token's upper half (as those of ids below 2^18 are), and not at the others.
 
 Uniformly random ids, which have no order of frequency, raise none of these.
 """
@@ -22,20 +22,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloader.check.samples import NUM_SAMPLES, file_bounds, take_sample
 from tokenloader.tokens.token_array import TokenArray
 
 MIN_TOKENS = 4096
-_NUM_SAMPLES, _SAMPLE_TOKENS = 64, 1 << 14
 _MARGIN_BITS = 0.5
 
 
-def take_sample(tokens: TokenArray) -> NDArray[Any]:
-    """Copies evenly spread samples, each an even number of tokens from an even position, end to end."""
-    if len(tokens) <= _NUM_SAMPLES * _SAMPLE_TOKENS:
-        return np.asarray(tokens[: max(1, len(tokens) // 2 * 2)])
-    starts = np.linspace(0, len(tokens) - _SAMPLE_TOKENS, _NUM_SAMPLES).astype(np.int64) // 2 * 2
-    tokens.prefetch(starts, _SAMPLE_TOKENS)
-    return tokens.gather(starts, _SAMPLE_TOKENS).reshape(-1)
+def sniff_files(tokens: TokenArray, sample: NDArray[Any]) -> str | None:
+    """Says what `sniff_dtype` says of each file, whose names it tells, or else of a sample of all."""
+    bounds = file_bounds(tokens)
+    if (num_files := len(bounds) - 1) == 1:
+        return sniff_dtype(sample)
+    num_samples, suspected = max(2, NUM_SAMPLES // num_files), []
+    for begin, end, extent in zip(bounds[:-1].tolist(), bounds[1:].tolist(), tokens.extents, strict=True):
+        if found := sniff_dtype(take_sample(tokens.view(begin, end), num_samples)):
+            suspected.append(f"{extent.path}: {found}")
+    if not suspected:
+        return sniff_dtype(sample)
+    return f"{suspected[0]} ({len(suspected):,} of {num_files:,} files look wrong)"
 
 
 def sniff_dtype(ids: NDArray[Any]) -> str | None:
@@ -44,13 +49,12 @@ def sniff_dtype(ids: NDArray[Any]) -> str | None:
         return None
     width = ids.dtype.itemsize
     planes = [np.bincount(plane, minlength=256) / len(ids) for plane in _bytes(ids)]
-    narrow, wide = f"uint{4 * width}", "int64" if width == 4 else f"uint{16 * width}"
-    written = None
-    if width <= 4 and _every_second_is_small(ids):
-        seen, written = "every second token is below 4: these look like", wide
-    elif width > 1 and _halves_alike(planes):
-        seen = "the upper half of each id is distributed like the lower one: these look like pairs of"
-        written = narrow
+    if written := _wider(ids):
+        seen = "every second token is below 4: these look like"
+        if (together := np.dtype(written).itemsize // width) > 2:
+            seen = f"of every {together} tokens {together // 2} are below 4: these look like"
+    elif written := _narrower(planes):
+        seen = "the upper half of each id is distributed like the lower one: these look like"
     if written:
         remedy = f"if the file is headerless, pass --dtype {written}; else write it again"
         return f"{seen} {written} tokens read as {ids.dtype}; {remedy}"
@@ -86,6 +90,21 @@ def _halves_alike(planes: list[NDArray[np.float64]]) -> bool:
     return min(overlaps) > 0.9 and 1 < bits < 8 * half - _MARGIN_BITS  # neither constant nor random
 
 
-def _every_second_is_small(ids: NDArray[Any]) -> bool:
-    even, odd = (ids[0::2] < 4).mean(), (ids[1::2] < 4).mean()
-    return bool(max(even, odd) > 0.9 and min(even, odd) < 0.5)
+def _narrower(planes: list[NDArray[np.float64]]) -> str | None:
+    """The dtype of tokens of which an id, whose bytes are distributed as the planes, is made of several."""
+    width = len(planes)
+    while width > 1 and _halves_alike(planes[:width]):
+        width //= 2
+    return f"uint{8 * width}" if width < len(planes) else None
+
+
+def _wider(ids: NDArray[Any]) -> str | None:
+    """The dtype of tokens of which several ids in a row, the upper ones nearly all below 4, make one."""
+    for written in ("int64", "uint32"):
+        together = np.dtype(written).itemsize // ids.itemsize
+        if together > 1:
+            groups = ids[: len(ids) // together * together].reshape(-1, 2, together // 2)
+            upper, lower = sorted((groups < 4).mean(axis=0), key=min, reverse=True)
+            if min(upper) > 0.9 and min(lower) < 0.5:
+                return written
+    return None

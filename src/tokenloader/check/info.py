@@ -8,6 +8,7 @@ import numpy as np
 
 from tokenloader.formats import safetensors
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.format import look_at
 from tokenloader.plans.shuffled_epochs import ShuffledEpochs
 from tokenloader.storage.kernel_advice import CACHE_IS_TOLD, PAGE, num_cached
 from tokenloader.storage.mapped import map_read_only
@@ -50,7 +51,7 @@ def info(tokens: TokenArray, *, batch_size: int, seq_len: int) -> Info:
         windows = ShuffledEpochs(seed=0, num_epochs=1).bind(len(tokens), seq_len).num_samples
     extents = tokens.extents
     has_tensors = bool(extents) and extents[0].format is safetensors.FORMAT
-    tensors = safetensors.read_tensors(extents[0].path) if has_tensors else []
+    tensors = safetensors.read_tensors(look_at(extents[0].path)) if has_tensors else []
     share, sampled = cached_share(extents)
     return Info(
         files=tuple(
@@ -83,7 +84,7 @@ def cached_share(
     probes = max(1, num_probes // max(1, len(extents)))
     sampled, cached, total = False, 0.0, 0
     for extent in extents:
-        array = map_read_only(extent)
+        array, _ = map_read_only(extent)
         first = array.ctypes.data // PAGE
         pages = (array.ctypes.data + array.nbytes - 1) // PAGE + 1 - first
         begins, length = np.zeros(1, np.int64), pages

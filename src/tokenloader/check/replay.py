@@ -16,6 +16,11 @@ from tokenloader.plans.names import bind_named
 from tokenloader.plans.state import data_difference, differences, from_dict
 from tokenloader.tokens.token_array import TokenArray
 
+# Replayed at once, so that a damaged state allocates no more than a gigabyte; the largest batches in use
+# are a tenth. The arithmetic of a window takes what some thousand tokens do.
+_MAX_TOKENS = 1 << 28
+_LEAST_ROW_TOKENS = 1 << 10
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -25,22 +30,29 @@ class Replayed:
     starts: NDArray[np.int64]  # [B], where their windows begin
     tokens: NDArray[Any]  # [B, T + 1], the windows
     # [k, 2] for each row: where each document's part in the window begins and ends, on the token axis. The
-    # first may have begun before the window, the last may go on after it. None without eos_id.
+    # first may have begun before the window, the last may go on after it. None without eos_id and bos_id.
     documents: list[NDArray[np.int64]] | None
 
 
 def replay(
-    state: Mapping[str, Any], tokens: TokenArray, step: int, *, eos_id: int | None = None
+    state: Mapping[str, Any],
+    tokens: TokenArray,
+    step: int,
+    *,
+    eos_id: int | None = None,
+    bos_id: int | None = None,
 ) -> Replayed:
     """Returns the samples, windows, tokens and documents of any step, past or to come, in O(1).
 
     Args:
         state: what `get_state` of the run returned. Later steps are taken to have its batch_size.
-        eos_id: the token id after every document, and part of it.
+        eos_id: the token id after every document, and part of it; or
+        bos_id: the token id before every document, and part of it.
 
     Raises:
         ValueError: state is not what get_state returns, its plan is none of tokenloader's own, the tokens
-            are not those it was saved with, or the step is negative or past the plan's end.
+            are not those it was saved with, or the step is negative, past the plan's end, or has more
+            than 2**28 tokens.
         TypeError: state is no mapping, or step no integer.
 
     Example:
@@ -57,19 +69,22 @@ def replay(
     if found := differences(saved, plan, seq_len=saved.seq_len, data=data):
         raise ValueError(f"this state is of another run: {' '.join(found)}")
     cursor = Cursor.at(plan, saved.schedule, saved.step)
+    num_rows = len(cursor.sample_range(step))
+    if num_rows * max(saved.seq_len, _LEAST_ROW_TOKENS) > _MAX_TOKENS:
+        raise ValueError(
+            f"state: step {step} has {num_rows:,} windows of seq_len={saved.seq_len:,} by its batch_sizes; "
+            f"expected {_MAX_TOKENS // max(saved.seq_len, _LEAST_ROW_TOKENS):,} at most: is it damaged?"
+        )
     samples, starts = cursor.samples(step), cursor.window_starts(step)
     block = tokens.gather(starts, saved.seq_len + 1)
     documents = None
-    if eos_id is not None:
-        documents = [
-            _documents(row, start, eos_id) for row, start in zip(block, starts.tolist(), strict=True)
-        ]
+    if eos_id is not None or bos_id is not None:
+        ends = block[:, :-1] == eos_id if bos_id is None else block[:, 1:] == bos_id
+        documents = [_documents(row, start) for row, start in zip(ends, starts.tolist(), strict=True)]
     return Replayed(samples, starts, block, documents)
 
 
-def _documents(row: NDArray[Any], start: int, eos_id: int) -> NDArray[np.int64]:
-    ends = np.flatnonzero(row == eos_id) + 1
-    if not ends.size or ends[-1] != len(row):
-        ends = np.append(ends, len(row))
-    begins = np.concatenate([[0], ends[:-1]])
-    return np.stack([begins, ends], axis=1) + start
+def _documents(ends: NDArray[np.bool_], start: int) -> NDArray[np.int64]:
+    """The documents of a window at `start`, given after which of its tokens but the last one ends."""
+    bounds = np.concatenate([[0], np.flatnonzero(ends) + 1, [len(ends) + 1]])
+    return np.stack([bounds[:-1], bounds[1:]], axis=1) + start

@@ -21,9 +21,6 @@ PATH = click.Path(path_type=Path)
 _ARGUMENT = re.compile(r"""\b(key|dtype)=["']?(\w*)["']?(?![\w/=])""")  # and no directory key=1/
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-eos_id = click.option(
-    "--eos-id", type=click.IntRange(min=0), help="The end-of-text id after each document."
-)
 key = click.option("--key", default="tokens", help="Name of the tensor in safetensors files.")
 
 
@@ -58,6 +55,23 @@ def reads_tokens(command: Command) -> Command:
         command(sources=Sources(names, key, dtype), **others)
 
     return with_sources
+
+
+def takes_delimiter(command: Command) -> Command:
+    """Adds the options that say which id stands after each document, or before it; at most one is given."""
+
+    @click.option("--eos-id", type=click.IntRange(min=0), help="The end-of-text id after each document.")
+    @click.option("--bos-id", type=click.IntRange(min=0), help="The id before each document, instead.")
+    @wraps(command)
+    def with_delimiter(eos_id: int | None, bos_id: int | None, **others: Any) -> None:
+        if eos_id is not None and bos_id is not None:
+            raise click.UsageError(
+                f"--eos-id {eos_id} and --bos-id {bos_id} were given; expected one of the two, for the id "
+                f"after each document or the id before it"
+            )
+        command(eos_id=eos_id, bos_id=bos_id, **others)
+
+    return with_delimiter
 
 
 def takes_batches(command: Command) -> Command:

@@ -9,7 +9,7 @@ import click
 
 from tokenloader.check.replay import replay
 from tokenloader.cli.console import print_out
-from tokenloader.cli.options import PATH, Sources, as_json, eos_id, reads_tokens
+from tokenloader.cli.options import PATH, Sources, as_json, reads_tokens, takes_delimiter
 from tokenloader.prepare.tokenize import decoder
 
 
@@ -19,17 +19,23 @@ from tokenloader.prepare.tokenize import decoder
 @click.option(
     "--step", type=click.IntRange(min=0), required=True, help="Number of the step; a run begins with 0."
 )
-@eos_id
+@takes_delimiter
 @click.option("--tokenizer", type=PATH, help="tokenizer.json, to show text.")
 @as_json
 def command(
-    state: Path, sources: Sources, step: int, eos_id: int | None, tokenizer: Path | None, as_json: bool
+    state: Path,
+    sources: Sources,
+    step: int,
+    eos_id: int | None,
+    bos_id: int | None,
+    tokenizer: Path | None,
+    as_json: bool,
 ) -> None:
     """Show what a step of a run trained on, or will.
 
     Needs a state from loader.get_state(), of any step and saved as JSON, and the tokens that the run
-    trains on; no device, and no JAX. With --eos-id the documents in each window are counted; with
-    --json they are listed, and the text is whole.
+    trains on; no device, and no JAX. With --eos-id or --bos-id the documents in each window are
+    counted; with --json they are listed, and the text is whole.
 
     \b
     Examples:
@@ -44,7 +50,7 @@ def command(
             f"{state}: not JSON ({error}); expected what json.dumps(loader.get_state()) gives"
         ) from None
     with sources.open() as tokens:
-        found = replay(saved, tokens, step, eos_id=eos_id)
+        found = replay(saved, tokens, step, eos_id=eos_id, bos_id=bos_id)
     nothing = [None] * len(found.samples)
     documents = nothing if found.documents is None else [one.tolist() for one in found.documents]
     texts = list(map(decoder(tokenizer), found.tokens)) if tokenizer else nothing

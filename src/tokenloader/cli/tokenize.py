@@ -52,7 +52,7 @@ def command(
     """
     check_target(out, force=force, read=[*files, tokenizer])
     encoder = Tokenizer(tokenizer, eos_token)
-    done = tokenize(files, out, encoder, column=column, progress=on_terminal())
+    done = tokenize(files, out, encoder, column=column, force=force, progress=on_terminal())
     print_out(asdict(done) if as_json else tokenize_screen(done, out))
 
 

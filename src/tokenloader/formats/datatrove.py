@@ -9,6 +9,7 @@ Source: https://github.com/huggingface/datatrove/blob/main/src/datatrove/pipelin
 """
 
 import os.path
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
     path, size_bytes = candidate.path, candidate.size_bytes
     index_path, metadata_path = (path.with_name(path.name + suffix) for suffix in (".index", ".metadata"))
     # os.path.isfile, which is also False for a name longer than names may be.
-    if os.path.isfile(index_path):
-        num_tokens, teller = _last_document_end(index_path), index_path
-    elif os.path.isfile(metadata_path):
+    has_index, has_metadata = os.path.isfile(index_path), os.path.isfile(metadata_path)
+    # An empty file has an empty index, which a full disk leaves too: the metadata was written last.
+    if has_metadata and not (has_index and size_bytes):
         num_tokens, teller = _count_in_metadata(metadata_path), metadata_path
+    elif has_index:
+        num_tokens, teller = _last_document_end(index_path), index_path
     else:
         raise NotThisFormatError(f"there is no {path.name}.index or .metadata beside it")
     if size_bytes not in (2 * num_tokens, 4 * num_tokens):
@@ -42,7 +45,7 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
             f"it as it is, move {teller.name} away and pass dtype="
         )
     found = np.dtype("uint16" if size_bytes == 2 * num_tokens else "uint32")
-    if dtype is not None and dtype.itemsize == found.itemsize:
+    if dtype is not None and (dtype.itemsize == found.itemsize or not num_tokens):
         found = dtype
     return Extent(path, 0, found, num_tokens, FORMAT, index_path if teller is index_path else None)
 
@@ -54,18 +57,18 @@ def read_boundaries(index_path: Path) -> NDArray[np.int64]:
 
 def _last_document_end(index_path: Path) -> int:
     size_bytes = index_path.stat().st_size
-    if not size_bytes or size_bytes % 8:
+    if size_bytes % 8:
         raise DoubtfulFormatError(
-            f"{index_path}: {size_bytes} bytes is not a whole number of document ends (8 bytes each, 1 or "
-            f"more); fetch or write it again, or move it away and pass dtype="
+            f"{index_path}: {size_bytes} bytes is not a whole number of document ends (8 bytes each); "
+            f"fetch or write it again, or move it away and pass dtype="
         )
-    return int(np.fromfile(index_path, "<u8", 1, offset=size_bytes - 8)[0])
+    return int(np.fromfile(index_path, "<u8", 1, offset=size_bytes - 8)[0]) if size_bytes else 0
 
 
 def _count_in_metadata(metadata_path: Path) -> int:
     with metadata_path.open("rb") as file:
         lines = file.read(1 << 16).splitlines()
-    if len(lines) < 2 or not lines[1].isdigit():
+    if len(lines) < 2 or not re.fullmatch(rb"[0-9]{1,20}", lines[1]):
         raise NotThisFormatError(f"{metadata_path.name} beside it tells no number of tokens")
     return int(lines[1])
 

@@ -3,13 +3,15 @@
 A file is recognised by its bytes, its header is checked against its size, and its tokens are not read.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from numpy.typing import DTypeLike
 
 from tokenloader.formats import datatrove, headerless, json_side_file, llm_c, megatron, npy, safetensors
 from tokenloader.formats.extent import Extent, token_dtype
-from tokenloader.formats.format import DoubtfulFormatError, NotThisFormatError, look_at
+from tokenloader.formats.format import Candidate, DoubtfulFormatError, NotThisFormatError, look_at
+from tokenloader.formats.quoting import printable_messages
 
 FORMATS = (
     safetensors.FORMAT,
@@ -27,6 +29,7 @@ class UnknownFormatError(ValueError):
     """The file is of no known format, and no dtype= was given."""
 
 
+@printable_messages()
 def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
     """Finds the tokens of one file; arguments and errors are those of `locate_shards`."""
     candidate = look_at(path)
@@ -47,11 +50,13 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
                     f"{path}: dtype={given} was given, but the file is {format.name} and tells it: "
                     f"{extent.dtype}; dtype= is for headerless files only, leave it out"
                 )
-            return extent
+            return _identified(extent, candidate)
+    if not candidate.size_bytes:
+        raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
     if doubt:
         raise doubt
     if given is not None:
-        return headerless.find(candidate, key, given)
+        return _identified(headerless.find(candidate, key, given), candidate)
     if what := headerless.other_file(candidate):
         raise UnknownFormatError(f"{path}: is {what}")
     raise UnknownFormatError(
@@ -59,3 +64,9 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
         f'write), pass dtype=, as in dtype="uint16". It has {candidate.size_bytes:,} bytes and begins with '
         f"{candidate.head[:16].hex(' ')}. Tried: {'; '.join(reasons)}"
     )
+
+
+def _identified(extent: Extent, candidate: Candidate) -> Extent:
+    """Adds the identity of the file that holds the tokens; named was it, or the index beside it."""
+    tokens = candidate if extent.path == candidate.path else look_at(extent.path)
+    return replace(extent, identity=tokens.identity)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
+
+from tokenloader.formats.identity import FileIdentity
+from tokenloader.formats.quoting import shown
 
 if TYPE_CHECKING:
     from tokenloader.formats.format import Format
@@ -24,9 +27,11 @@ class Extent:
     path: Path
     offset_bytes: int  # before the first token; any number (safetensors data may start anywhere)
     dtype: np.dtype[Any]  # numpy dtype of one token, one of TOKEN_DTYPES
-    num_tokens: int  # 1 or more
+    num_tokens: int  # 0 if the format itself says so, of a file that has none
     format: Format
     index_path: Path | None = None  # the file beside it that says where documents end, if there is one
+    # Of the file whose header was read; None: not known. Where tokens are does not depend on it.
+    identity: FileIdentity | None = field(default=None, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -54,14 +59,15 @@ def flat_extent(
 ) -> Extent:
     """Checks what a header promises: one flat axis of a token dtype that takes all bytes of `data`."""
     if len(shape) != 1:
-        raise ValueError(f"{path}: {what} has shape {shape}; expected one flat axis: array.reshape(-1)")
+        raise ValueError(
+            f"{path}: {what} has shape {shown(shape)}; expected one flat axis: array.reshape(-1)"
+        )
     found = token_dtype(dtype, f"{path}: {what} is of dtype ", CONVERT_IT)
     extent = Extent(path, data.start, found, shape[0], format)
-    if extent.num_tokens == 0:
-        raise ValueError(f"{path}: {what} has no tokens")
     if extent.nbytes != len(data):
+        promised = f"{extent.nbytes:,}" if extent.nbytes < 2**64 else "2**64 or more"
         raise ValueError(
-            f"{path}: the header promises {extent.nbytes:,} bytes of tokens, the file has {len(data):,}; "
+            f"{path}: the header promises {promised} bytes of tokens, the file has {len(data):,}; "
             f"is the download or conversion complete? Fetch or write it again"
         )
     return extent

@@ -4,7 +4,7 @@ To add a format, write a module with a function `find` and a constant FORMAT, an
 `detect.FORMATS`. A format that can be written has a Writer too.
 """
 
-import os
+import errno
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.identity import FileIdentity, naming
+from tokenloader.formats.quoting import printable_messages
 
 
 class NotThisFormatError(ValueError):
@@ -30,8 +32,9 @@ class Candidate:
     """A file whose format is to be found."""
 
     path: Path
-    size_bytes: int  # 1 or more
+    size_bytes: int
     head: bytes  # the first 1,024 bytes, or all if there are fewer
+    identity: FileIdentity  # before anything else of the file was read
 
 
 @dataclass(frozen=True)
@@ -67,20 +70,21 @@ class Format:
 
 
 def look_at(path: Path) -> Candidate:
-    """Reads what all formats look at; refuses a file that is missing, empty, a pipe or a device."""
+    """Reads what all formats look at; refuses what is missing, a directory, a pipe or a device."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file (looked in {path.parent.absolute()})") from None
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "is a directory; expected a token file", str(path))
+    if not stat.S_ISREG(mode):
         raise ValueError(f"{path}: is a pipe or a device; write its tokens to a file and open that")
-    with path.open("rb") as file:
-        size_bytes, head = os.fstat(file.fileno()).st_size, file.read(1024)
-    if size_bytes == 0:
-        raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
-    return Candidate(path, size_bytes, head)
+    with naming(path), path.open("rb") as file:
+        identity, head = FileIdentity.of(file.fileno()), file.read(1024)
+    return Candidate(path, identity.size_bytes, head, identity)
 
 
+@printable_messages()
 def read_document_boundaries(extent: Extent) -> NDArray[np.int64]:
     """Reads where documents begin and end, int64 [num_documents + 1] in tokens: 0, ..., num_tokens.
 

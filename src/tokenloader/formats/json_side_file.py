@@ -55,7 +55,9 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
             f"({found.itemsize} bytes a token){promised}; is one of the two truncated, or of another "
             f"data set? To open it as it is, move {side_path.name} away and pass dtype="
         )
-    if dtype is not None:
+    if not size_bytes and not counts:
+        raise NotThisFormatError(f"{side_path.name} beside it does not say that it has no tokens")
+    if dtype is not None and size_bytes:
         raise NotThisFormatError(f"dtype= was given, and {side_path.name} agrees")
     return Extent(path, 0, found, num_tokens, FORMAT)
 
@@ -74,4 +76,4 @@ def _read_side_file(path: Path) -> tuple[Path, dict[str, Any]]:
     raise NotThisFormatError(f"no {path.name}.json or {path.stem}.json beside it names a dtype")
 
 
-FORMAT = Format("headerless with JSON", find, (".bin", ".npy"), side_suffixes=(".json",))
+FORMAT = Format("headerless with JSON", find, (".bin", ".npy"), side_suffixes=(".json",), tells_dtype=False)

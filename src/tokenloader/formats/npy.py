@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenloader.formats.extent import Extent, flat_extent
 from tokenloader.formats.format import Candidate, Format, NotThisFormatError, Writer
+from tokenloader.formats.quoting import shown
 
 _MAGIC = b"\x93NUMPY"
 
@@ -30,7 +31,8 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
             else:
                 raise ValueError(f"format version {version}; known are 1.0, 2.0 and 3.0")
         except Exception as error:
-            raise ValueError(f"{path}: corrupt .npy header ({error}); fetch or write it again") from error
+            reason = shown(error)
+            raise ValueError(f"{path}: corrupt .npy header ({reason}); fetch or write it again") from None
         data = range(file.tell(), candidate.size_bytes)
     return flat_extent(path, "the array", found, shape, data, FORMAT)
 

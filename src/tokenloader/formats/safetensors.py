@@ -10,9 +10,7 @@ writes the index.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +18,12 @@ from safetensors import SafetensorError, safe_open
 
 from tokenloader.formats.extent import Extent, flat_extent
 from tokenloader.formats.format import Candidate, DoubtfulFormatError, Format, NotThisFormatError, Writer
+from tokenloader.formats.quoting import listed, shown
 
 _DTYPES = {"U8": "uint8", "U16": "uint16", "U32": "uint32", "I32": "int32", "I64": "int64"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_BYTES = 248  # as written: room for any count, and after the 8 bytes of its length data is aligned
 _MAX_INDEX_BYTES = 16 << 20
-_MAX_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
             raise NotThisFormatError(f"a header of {header_bytes:,} bytes does not fit into the file")
         if head[8:9] != b"{":
             raise NotThisFormatError(f"byte 8 is {head[8]:02x}, not 7b")
-    tensors = {tensor.name: tensor for tensor in read_tensors(path)}
+    tensors = {tensor.name: tensor for tensor in read_tensors(candidate)}
     if key not in tensors:
         there = [f"{t.name} ({t.dtype}{list(t.shape)})" for t in tensors.values()]
         raise ValueError(f"{path}: no tensor {key!r}; there are: {listed(there)}. Pass key=")
@@ -61,8 +59,9 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
     return flat_extent(path, f"tensor {key!r}", _DTYPES[tensor.dtype], tensor.shape, tensor.data, FORMAT)
 
 
-def read_tensors(path: Path) -> list[Tensor]:
+def read_tensors(candidate: Candidate) -> list[Tensor]:
     """Lists the tensors of a file in the order of its header; DoubtfulFormatError if that is not valid."""
+    path = candidate.path
     try:
         with safe_open(path, framework="numpy"):
             pass  # opening validates: header, offsets without holes or overlaps, exact file size
@@ -71,11 +70,11 @@ def read_tensors(path: Path) -> list[Tensor]:
             header = json.loads(file.read(header_bytes), object_pairs_hook=_unique)
     except (SafetensorError, ValueError) as error:
         raise DoubtfulFormatError(
-            f"{path}: not a valid safetensors file of {path.stat().st_size:,} bytes ({error}); "
+            f"{path}: not a valid safetensors file of {candidate.size_bytes:,} bytes ({shown(error)}); "
             f"is the download complete? Fetch or write it again"
-        ) from error
+        ) from None  # whose text is above, cut and escaped
     header.pop("__metadata__", None)
-    data = range(8 + header_bytes, path.stat().st_size)
+    data = range(8 + header_bytes, candidate.size_bytes)
     return [
         Tensor(name, entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
         for name, entry in header.items()
@@ -102,16 +101,10 @@ def header(dtype: np.dtype[Any], num_tokens: int) -> bytes:
     return _HEADER_BYTES.to_bytes(8, "little") + text.ljust(_HEADER_BYTES)
 
 
-def listed(names: Sequence[str]) -> str:
-    """Lists names for a message: the first ten, and how many more there are."""
-    more = len(names) - _MAX_NAMED
-    return (", ".join(names[:_MAX_NAMED]) or "none") + (f" and {more} more" if more > 0 else "")
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if twice:  # the library keeps one of them and does not say which
-        raise ValueError(f"the header has {', '.join(map(repr, twice))} more than once")
+        raise ValueError(f"the header has {listed([*map(repr, twice)])} more than once")
     return dict(pairs)
 
 

@@ -2,14 +2,14 @@
 
 The order is natural: numbers in names count as numbers, so shard_2 comes before shard_10. What would
 silently make another data set is refused: several formats, training files with held-out ones, a set
-NAME-00001-of-00004 with files missing.
+NAME-00001-of-00004 with files missing. A file is taken once, whatever links lead to it.
 """
 
 import glob
+import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from numpy.typing import DTypeLike
@@ -17,16 +17,23 @@ from numpy.typing import DTypeLike
 from tokenloader.formats.detect import FORMATS, UnknownFormatError, locate
 from tokenloader.formats.extent import Extent, token_dtype
 from tokenloader.formats.format import look_at
-from tokenloader.formats.safetensors import listed, read_index, read_tensors
+from tokenloader.formats.numbered_sets import find_wrong_sets, set_name
+from tokenloader.formats.patterns import each_once, matches
+from tokenloader.formats.quoting import listed, printable, printable_messages, shown
+from tokenloader.formats.safetensors import read_index, read_tensors
 
 _TOKEN_SUFFIXES = list(dict.fromkeys(suffix for format in FORMATS for suffix in format.suffixes))
 _SIDE_SUFFIXES = {".md", ".txt"}.union(*(format.side_suffixes for format in FORMATS))
 _SIDE_NAMES = "README", "LICENSE"
+_LOGGER = logging.getLogger("tokenloader")
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "dev", "heldout"}
 
 
+@printable_messages()
 def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Extent]:
     """Finds the tokens of a file, or of all files that a path stands for, in natural order.
+
+    Files without tokens, by their own header or index, are among them.
 
     Args:
         path: a token file; NAME.safetensors.index.json; a directory, of which the files named
@@ -42,13 +49,14 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
     """
     if path.is_dir():
         files = _files_in(path)
-        _refuse_missing(path, files)
+        _refuse_incomplete(path, files)
     elif path.exists() or not glob.has_magic(str(path)):
         weight_map = read_index(look_at(path))
         shards = [path] if weight_map is None else _shards_of_index(path, weight_map, key)
         return [locate(shard, key=key, dtype=dtype) for shard in shards]
     else:
         files = _files_matching(str(path))
+        _report_incomplete(path, files)
     _refuse_mixed(path, "held-out files among others, by their names", _by_purpose(files), dtype)
     return _locate_one_format(path, files, key, dtype)
 
@@ -63,22 +71,22 @@ def _files_in(folder: Path) -> list[Path]:
             f"{_TOKEN_SUFFIXES[-1]}; there are: {listed(sorted(entry.name for entry in there))}. Name the "
             f'files with a pattern: open_tokens("{pattern}")'
         )
-    return sorted(files, key=_natural)
+    return sorted(each_once(files), key=_natural)
 
 
 def _files_matching(pattern: str) -> list[Path]:
-    matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
-    files = [match for match in matches if not match.is_dir()]
-    if not matches:
+    found = matches(pattern)
+    files = [match for match in found if not match.is_dir()]
+    if not found:
         raise FileNotFoundError(f"{pattern}: matches no file (looked from {Path.cwd()})")
     if not files:
         raise FileNotFoundError(
-            f"{pattern}: matches no file but {len(matches)} directories, such as {matches[0]}; to open "
-            f"what is in them, let it end in /*"
+            f"{pattern}: matches no file but {len(found)} directories, such as {found[0]}; to open what is "
+            f"in them, let it end in /*"
         )
     # An index is matched along with its data by most patterns; alone, it stands for the data.
     data = [file for file in files if file.suffix not in _SIDE_SUFFIXES and file.name not in _SIDE_NAMES]
-    return sorted(data or files, key=_natural)
+    return sorted(each_once(data or files), key=_natural)
 
 
 def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[Path]:
@@ -91,16 +99,19 @@ def _shards_of_index(path: Path, weight_map: dict[str, str], key: str) -> list[P
         there = listed(list(weight_map))
         raise ValueError(f"{path}: the index has no tensor {key!r}; there are: {there}. Pass key=")
     named = path.parent / weight_map[key]
-    if not named.exists():
+    _refuse_outside(path, named)
+    if not os.path.exists(named):  # which is also False for what can be no name
         raise FileNotFoundError(
-            f"{named}: no such file, and {path.name} says that the tensor {key!r} is in it; is the "
+            f"{shown(named)}: no such file, and {path.name} says that the tensor {key!r} is in it; is the "
             f"download complete?"
         )
-    if (one_set := _numbered_set(named)) is None:
+    if (one_set := set_name(named)) is None:
         return [named]
-    files = [file for file in named.parent.iterdir() if _numbered_set(file) == one_set]
-    _refuse_missing(path, files)
-    shards = [file for file in files if any(tensor.name == key for tensor in read_tensors(file))]
+    files = [file for file in named.parent.iterdir() if set_name(file) == one_set]
+    for file in files:
+        _refuse_outside(path, file)
+    _refuse_incomplete(path, files)
+    shards = [file for file in files if any(tensor.name == key for tensor in read_tensors(look_at(file)))]
     return sorted(shards or [named], key=_natural)
 
 
@@ -111,6 +122,8 @@ def _locate_one_format(source: Path, files: list[Path], key: str, dtype: DTypeLi
     for file in files:
         try:
             extents.append(locate(file, key=key, dtype=dtype))
+            if not extents[-1].num_tokens:
+                continue
             format = extents[-1].format.name
         except UnknownFormatError as error:
             unknown, format = unknown or error, "unknown or headerless"
@@ -147,20 +160,33 @@ def _refuse_mixed(source: Path, what: str, groups: dict[str, list[Path]], dtype:
     )
 
 
-def _refuse_missing(source: Path, files: Iterable[Path]) -> None:
-    sets = Counter(one_set for file in files if (one_set := _numbered_set(file)))
-    for (_, before, count, after), found in sets.items():
-        if found < count:
-            raise FileNotFoundError(
-                f"{source}: has {found} of the {count} files {before}*-of-*{after}; is the download "
-                f"complete? A pattern opens what there is"
-            )
+def _refuse_incomplete(source: Path, files: Sequence[Path]) -> None:
+    for wrong in find_wrong_sets(files).values():
+        raise type(wrong)(f"{source}: {wrong}. A pattern opens what there is")
 
 
-def _numbered_set(file: Path) -> tuple[Path, str, int, str] | None:
-    """Parses NAME-00002-of-00004.SUFFIX into what the files of one set have in common."""
-    found = re.fullmatch(r"(.*-)[0-9]+-of-([0-9]+)(\..*|)", file.name)
-    return (file.parent, found[1], int(found[2]), found[3]) if found else None
+def _report_incomplete(pattern: Path, files: Sequence[Path]) -> None:
+    """Logs what is wrong with the sets that a pattern matches; what it leaves out itself is not."""
+    sets = {name for file in files if (name := set_name(file))}
+    there = [file for folder in {name[0] for name in sets} for file in folder.iterdir()]
+    for name, wrong in find_wrong_sets(file for file in there if set_name(file) in sets).items():
+        _LOGGER.warning("%s", printable(f"{pattern}: {name[0]} {wrong}"))
+
+
+def _refuse_outside(index: Path, file: Path) -> None:
+    """Raises ValueError if a file that an index leads to is neither below it nor in the Hub's cache."""
+    folder = Path(os.path.realpath(index.parent))
+    try:
+        real = Path(os.path.realpath(file))
+    except ValueError:
+        return  # no file can have this name
+    # The cache of the Hub has a repository's files in blobs, and links to them in snapshots/REVISION.
+    blobs = [above.parent / "blobs" for above in folder.parents if above.name == "snapshots"]
+    if not real.is_relative_to(folder) and real.parent not in blobs[:1]:
+        raise ValueError(
+            f"{index}: leads to {shown(file)}, which is {shown(real)}, outside of its directory; expected "
+            f"files beside the index, so bring it there, or open it by its own name"
+        )
 
 
 def _natural(path: Path) -> tuple[list[list[str | int]], str]:

@@ -2,16 +2,17 @@
 
 import hashlib
 import operator
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 
 from tokenloader.loader.groups import group_size
 from tokenloader.loader.sharding import Placement, processes_of, resolve_sharding
+from tokenloader.loader.transform_names import transform_names
+from tokenloader.plans.contents import named_plan
 from tokenloader.plans.cursor import Cursor, probe
 from tokenloader.plans.plan import Plan, checked_plan
 from tokenloader.tokens.token_array import TokenArray
@@ -40,11 +41,11 @@ class LoaderSetup:
             "tokens": self.tokens.fingerprint(),
             "plan": plan.key(0),
             "windows of the plan": probe(plan, min(_PROBED_SAMPLES, plan.num_samples or _PROBED_SAMPLES)),
-            "end of the plan": plan.num_samples,
+            "end of the plan": None if plan.num_samples is None else int(plan.num_samples),
             "batch_size": self.placement.batch_size,
             "seq_len": self.placement.seq_len,
             "prefetch": self.prefetch,
-            "transform": _stable_name(self.transform),
+            **transform_names(self.transform),
             "sharding": f"{self.placement.sharding}, order of devices {digest}",
         }
 
@@ -54,7 +55,7 @@ def check_setup(
     batch_size: int,
     seq_len: int,
     plan: Plan,
-    sharding: jax.Device | Sharding | None,
+    sharding: jax.Device | Sharding | PartitionSpec | None,
     prefetch: int,
     transform: Callable[[jax.Array], Any] | None,
 ) -> LoaderSetup:
@@ -68,21 +69,21 @@ def check_setup(
         raise TypeError(f"transform is of type {type(transform).__name__}; expected a callable, or None")
     batch_size, seq_len = _positive("batch_size", batch_size), _positive("seq_len", seq_len)
     prefetch = _positive("prefetch", prefetch)
-    bound = plan.bind(len(tokens), seq_len)
+    bound = named_plan(plan.bind(len(tokens), seq_len))
     placement = resolve_sharding(sharding, batch_size, seq_len)
+    if transform is not None and placement.memory_kind is not None:
+        raise ValueError(
+            f"sharding has memory_kind={placement.memory_kind!r}, and a transform computes in the devices' "
+            f"own memory; leave memory_kind out and move a batch with jax.device_put(batch, ...), or pass "
+            f"transform=None, whose blocks go there"
+        )
     group = 1
     if transform is not None and placement.stacks:
         batch_bytes = batch_size * (seq_len + 1) * tokens.dtype.itemsize
         group = group_size(batch_bytes // len(processes_of(placement.sharding)), prefetch)
+    tokens.fingerprint()  # now, and kept: a state must be had also when the file cannot be read any more
     cursor = Cursor.begin(bound, batch_size)
     return LoaderSetup(tokens, prefetch, transform, cursor, placement, group)
-
-
-def _stable_name(value: object) -> str:
-    """Returns a name for a value that is equal in every process."""
-    if type(value).__repr__ is not object.__repr__ and not hasattr(value, "__qualname__"):
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))  # a partial's shows its function's
-    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _positive(name: str, value: int) -> int:

@@ -64,6 +64,13 @@ class Placement:
         return isinstance(self.sharding, (NamedSharding, SingleDeviceSharding))
 
     @cached_property
+    def memory_kind(self) -> str | None:
+        """The memory that batches land in, if it is not the one that devices compute in."""
+        device: Any = next(iter(self.sharding.addressable_devices))
+        kind = self.sharding.memory_kind
+        return None if kind == device.default_memory().kind else kind
+
+    @cached_property
     def mesh(self) -> Mesh:
         """A mesh of the sharding's devices."""
         if isinstance(self.sharding, NamedSharding) and isinstance(self.sharding.mesh, Mesh):
@@ -125,14 +132,18 @@ class Placement:
         return {device: (index[0], index[1]) for device, index in held.items() if index}
 
 
-def resolve_sharding(sharding: jax.Device | Sharding | None, batch_size: int, seq_len: int) -> Placement:
+def resolve_sharding(
+    sharding: jax.Device | Sharding | PartitionSpec | None, batch_size: int, seq_len: int
+) -> Placement:
     """Returns the placement of batches by a sharding.
 
-    None is JAX's default device now (other threads do not see it, so call this on the user's).
+    None is JAX's default device now, and a PartitionSpec is over the mesh of jax.set_mesh (other threads
+    see neither, so call this on the user's).
 
     Raises TypeError or ValueError: sharding is none; batch_size or seq_len does not divide over it; or it
-    has more than two axes, or no device of this process.
+    has no devices, splits more than two axes, or has no device of this process.
     """
+    sharding = over_context_mesh(sharding)
     if sharding is None:
         sharding = default_device()
         _warn_of_an_idle_accelerator(sharding)
@@ -143,16 +154,57 @@ def resolve_sharding(sharding: jax.Device | Sharding | None, batch_size: int, se
             f"sharding is of type {type(sharding).__name__}; expected a jax.Device, a "
             f"jax.sharding.Sharding, or None for the default device"
         )
-    if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
-        raise ValueError(
-            f"{sharding} is over a {type(sharding.mesh).__name__}, which has no devices; expected a "
-            f"Mesh of devices: jax.make_mesh(...)"
-        )
+    if isinstance(sharding, NamedSharding):
+        sharding = _over_two_axes(sharding)
     check_processes(sharding, processes_of(sharding), jax.process_index(), jax.process_count())
     num_seq_shards = 1
     if isinstance(sharding, NamedSharding):
         num_seq_shards = _check_axes(sharding, batch_size, seq_len)
     return Placement(sharding, batch_size, seq_len, num_seq_shards)
+
+
+def over_context_mesh(sharding: Any) -> Any:
+    """Returns a sharding over the devices of the mesh of jax.set_mesh, where it has none of its own.
+
+    That is a PartitionSpec, a NamedSharding over an AbstractMesh of the same axes, and None where the mesh
+    is one device. Other values are returned as they are.
+
+    Raises TypeError or ValueError: no mesh is set that fits; or a mesh is set, and sharding is None.
+    """
+    get_mesh = getattr(jax.sharding, "get_mesh", None)  # since jax 0.8.1
+    mesh = Mesh(np.empty((), object), ()) if get_mesh is None else get_mesh()
+    if sharding is None:
+        if mesh.size == 1 and not mesh.empty:
+            return NamedSharding(mesh, PartitionSpec())
+        if (axes := jax.sharding.get_abstract_mesh()).empty:
+            return None
+        raise ValueError(
+            f"sharding is None under jax.set_mesh, whose mesh has the axes {dict(axes.shape_tuple)}; "
+            f"expected sharding=NamedSharding(mesh, PartitionSpec({axes.axis_names[0]!r})) for rows split "
+            f"over {axes.axis_names[0]!r}, with PartitionSpec() for copies, or sharding=jax.devices()[0]"
+        )
+    if isinstance(sharding, PartitionSpec):
+        if mesh.empty:
+            raise TypeError(
+                f"sharding is of type {type(sharding).__name__}; expected a mesh for it: "
+                f"sharding=NamedSharding(mesh, {sharding}), or since jax 0.8.1 `with jax.set_mesh(mesh):` "
+                f"around this call"
+            )
+        try:
+            return NamedSharding(mesh, sharding)
+        except Exception as error:
+            raise ValueError(
+                f"sharding={sharding} does not fit the mesh of jax.set_mesh: {error}"
+            ) from error
+    if isinstance(sharding, NamedSharding) and (sharding.mesh.empty or not isinstance(sharding.mesh, Mesh)):
+        if mesh.empty or mesh.shape_tuple != sharding.mesh.shape_tuple:
+            raise ValueError(
+                f"{sharding} is over a {type(sharding.mesh).__name__}, which has no devices; expected a "
+                f"Mesh of devices: jax.make_mesh(...), or jax.set_mesh of one with the axes "
+                f"{dict(sharding.mesh.shape_tuple)} around this call"
+            )
+        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    return sharding
 
 
 def default_device() -> jax.Device:
@@ -189,10 +241,14 @@ def processes_of(sharding: Sharding) -> list[int]:
 
 def members_of(sharding: object) -> list[int]:
     """Returns the processes that make a loader of this sharding together; [] if this one does so alone."""
+    if jax.process_count() == 1:
+        return []
+    try:
+        sharding = over_context_mesh(sharding)
+    except (TypeError, ValueError):
+        return []  # it has no devices, which resolve_sharding says
     if not isinstance(sharding, Sharding):
         return []
-    if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
-        return []  # it has no devices
     there = processes_of(sharding)
     return there if len(there) > 1 and jax.process_index() in there else []
 
@@ -210,12 +266,18 @@ def mesh_context(mesh: Mesh) -> AbstractContextManager[object]:
     return jax.set_mesh(mesh)
 
 
+def _over_two_axes(sharding: NamedSharding) -> NamedSharding:
+    """Returns a sharding without what its spec has for axes that batches have not, which must be None."""
+    spec = sharding.spec
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        raise ValueError(f"{spec} is of sums over mesh axes; expected one that splits batches, or copies")
+    if any(entry is not None for entry in spec[2:]):
+        raise ValueError(f"{spec} splits {len(spec)} axes; a batch has two, [batch_size, seq_len]")
+    return _with_spec(sharding, *spec[:2]) if len(spec) > 2 else sharding
+
+
 def _check_axes(sharding: NamedSharding, batch_size: int, seq_len: int) -> int:
     """Returns the number of shards of a sequence; ValueError where sizes do not divide."""
-    if len(sharding.spec) > 2:
-        raise ValueError(
-            f"{sharding.spec} splits {len(sharding.spec)} axes; a batch has two, [batch_size, seq_len]"
-        )
     shards = []
     for name, size, entry in zip(
         ("batch_size", "seq_len"), (batch_size, seq_len), (*sharding.spec, None, None), strict=False

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 import jax
 import numpy as np
 from jax.profiler import TraceAnnotation
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from tokenloader.batches.batch import Batch, next_token
@@ -48,7 +48,7 @@ _logger = logging.getLogger("tokenloader")
 class TokenLoader(Generic[T]):
     """An iterator over training batches that are on the device before they are asked for.
 
-    Nothing is read before the first `next()`; from then on a background thread keeps `prefetch`
+    No window is read before the first `next()`; from then on a background thread keeps `prefetch`
     batches ready. The order of samples depends on plan, tokens and seq_len alone. Use it from one thread.
     Where a plan has an end, a `for` over the loader afterwards makes another pass from the beginning.
 
@@ -59,8 +59,11 @@ class TokenLoader(Generic[T]):
         plan: which windows, in which order: RandomWindows, ShuffledEpochs, SequentialWindows, Mixture, or
             a subclass of `Plan`.
         sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len],
-            over the devices of this process or of all. It may split rows, sequences or both, each over
-            one mesh axis or several. None: JAX's default device now, at construction.
+            over the devices of this process, of all, or of some. It may split rows, sequences or both, each
+            over one mesh axis or several. A PartitionSpec, or a NamedSharding over an AbstractMesh, is over
+            the mesh that jax.set_mesh has set at construction. None: JAX's default device then, which
+            is refused where a mesh of several devices is set. A memory_kind other than the one that
+            devices compute in goes with transform=None only.
         prefetch: batches that may wait on the device, 1 or more; 2 is double buffering. Small ones
             (256 KiB at most together) are read and sent `1 + prefetch // 2` at a time.
         transform: a traceable function from a block, integers [batch_size, seq_len + 1] on the device,
@@ -72,14 +75,22 @@ class TokenLoader(Generic[T]):
             None a block is [batch_size, n * (seq_len / n + 1)]: each part, and the token after it.
 
     With a sharding over several processes, each makes a loader with the same arguments, and takes and
-    resumes the same batches: the constructor and `set_state` wait for all, and compare. Each plans,
-    reads and sends only what its own devices hold; no collective and no jit runs in the background.
+    resumes the same batches: the constructor, `set_state` and the first `next()` after either wait for all
+    of the sharding's processes, and compare; an error in one is raised in all (docs/processes.md). Of the
+    tokens they compare a sample (`TokenArray.fingerprint`; all of them: `tokenloader check --fingerprint`).
+    Of a transform they compare code, and the values that it closes over, reads as globals of its module, or
+    has as attributes, where these are numbers, strings, arrays of up to 1 MiB, containers and dataclasses
+    of them, or functions; what other objects hold cannot be compared. Each plans, reads and sends only what
+    its own devices hold; no collective and no jit runs in the background.
     After Ctrl-C on some of them alone, `set_state` on all brings them together again.
 
     Raises:
         TypeError, ValueError: an argument is not as described, tokens are fewer than a window, the
             plan ends before its first full batch, batch_size or seq_len does not divide over the
-            sharding, or processes were given different arguments.
+            sharding, or processes were given different arguments, or are in different calls.
+        RuntimeError: another process has ended or failed, instead of making the same loader.
+        TimeoutError: another process does not come.
+        OSError: the tokens cannot be read; 64 KiB of them are, for the `fingerprint` that states hold.
 
     Example:
         >>> tokens = tl.open_tokens(np.arange(100, dtype=np.uint16))
@@ -101,7 +112,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
     ) -> None: ...
     @overload
@@ -112,7 +123,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
         transform: None,
     ) -> None: ...
@@ -124,7 +135,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = ...,
-        sharding: jax.Device | Sharding | None = ...,
+        sharding: jax.Device | Sharding | PartitionSpec | None = ...,
         prefetch: int = ...,
         transform: Callable[[jax.Array], T],
     ) -> None: ...
@@ -135,7 +146,7 @@ class TokenLoader(Generic[T]):
         seq_len: int,
         *,
         plan: Plan = _DEFAULT_PLAN,
-        sharding: jax.Device | Sharding | None = None,
+        sharding: jax.Device | Sharding | PartitionSpec | None = None,
         prefetch: int = 2,
         transform: Callable[[jax.Array], Any] | None = next_token,
     ) -> None:
@@ -174,7 +185,10 @@ class TokenLoader(Generic[T]):
 
         Raises:
             StopIteration: the plan has ended.
-            ValueError: the loader is closed.
+            ValueError: the loader is closed; or, in the first call after the constructor or set_state, the
+                processes of the sharding are at different positions, or in different calls.
+            RuntimeError: another process of the sharding has failed, or has given this one up: the message
+                names it and its error. The position has not moved.
             Exception: what reading or transferring raised in the background, with its traceback. The
                 position has not moved: calling again tries the same batch again.
         """
@@ -213,7 +227,23 @@ class TokenLoader(Generic[T]):
         """Returns the position after the last batch handed out: a small flat dict of integers and strings.
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
-        with the batch after it. What has been prefetched does not count.
+        with the batch after it. Reads nothing: also when the tokens are closed, or their file is gone,
+        there is a state to save. What the loader has prefetched does not count. What another iterator
+        around it has taken ahead does (flax.jax_utils.prefetch_to_device, a queue of one's own). The
+        loader makes such iterators needless; where there must be one, keep the state of each batch as it
+        goes in, and save that of the last batch that came out::
+
+            states = collections.deque()
+
+
+            def with_states(loader):
+                for batch in loader:
+                    states.append(loader.get_state())
+                    yield batch
+
+
+            for batch in prefetch_to_device(with_states(loader), 2):
+                state = states.popleft()  # goes on after this batch
 
         In an Orbax checkpoint it is an item of its own, `ocp.args.JsonSave(loader.get_state())`. Code
         for get_state and set_state of Grain's iterators takes a loader as it is, except
@@ -225,20 +255,23 @@ class TokenLoader(Generic[T]):
     def set_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Moves to the position of a state, of this loader or of one made alike.
 
-        batch_size, prefetch, sharding, residency and the split into files may differ: the samples go on
-        where they stopped.
+        batch_size, prefetch, sharding, transform, residency and the split into files may differ: the
+        samples go on where they stopped.
 
         Args:
             state: from `get_state`.
             strict: False goes on also where plan, seq_len or data differ, with a UserWarning that lists
                 what does. Step and sample number are kept, and mean what this loader's plan makes of
-                them: it hands out the windows that a run of its own would hand out from there on.
-                window_starts of the steps before tells what such a run would have had, which is not what
-                was trained on: keep the old state to look that up.
+                them: it hands out the windows that a run of its own would hand out from there on. So
+                some windows are trained on a second time, and others not at all; where the weights of
+                a Mixture are all that differs, the warning counts them. window_starts of the steps before
+                tells what such a run would have had: keep the old state to look up what was trained on.
 
         Raises:
-            ValueError: plan, seq_len or data differ and strict is True (each difference is listed); or
-                state is not what get_state returns, or of a newer release. TypeError if it is no mapping.
+            ValueError: plan, seq_len or data (by `TokenArray.fingerprint`, a sample) differ and strict is
+                True (each difference is listed); the run would have changed its batch_size more than 1,000
+                times; or state is not what get_state returns, or of a newer release. TypeError if it is no
+                mapping.
         """
         with self._agreement.on_state() as given:
             saved = from_dict(state)

@@ -29,7 +29,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Sharding, SingleDeviceSharding
 from numpy.typing import NDArray
 
 from tokenloader.loader.sharding import Placement
@@ -81,13 +81,17 @@ def transfer(
         both: tuple[jax.Array, jax.Array] = jax.device_put((block, counts), (block_sharding, row_sharding))
         return both
 
+    devices: list[jax.Device | Sharding]
     parts, counts_parts, devices, at = [], [], [], 0
     for shard in placement.local_shards:
         rows = shard.end - shard.begin
         part = windows[at : at + num_steps * rows].reshape(*steps, rows, placement.window_len)
         at += num_steps * rows
         for device in shard.devices:
-            devices.append(device)
+            if placement.memory_kind is None:
+                devices.append(device)
+            else:
+                devices.append(SingleDeviceSharding(device, memory_kind=placement.memory_kind))
             parts.append(part)
             if valid_targets is not None:
                 counts = valid_targets[:, shard.begin : shard.end]
@@ -99,7 +103,10 @@ def transfer(
 
 
 def _assembled(
-    shape: tuple[int, ...], sharding: Sharding, parts: list[NDArray[Any]], devices: list[jax.Device]
+    shape: tuple[int, ...],
+    sharding: Sharding,
+    parts: list[NDArray[Any]],
+    devices: list[jax.Device | Sharding],
 ) -> jax.Array:
     on_device = jax.device_put(parts, devices)
     return jax.make_array_from_single_device_arrays(shape, sharding, on_device)

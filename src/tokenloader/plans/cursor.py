@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.plans.plan import BoundPlan, checked_window_starts, masks_targets
+
+# Changes of batch size that a run may have: each is 10 to 20 characters in every state saved after it.
+MAX_CHANGES = 1000
 
 
 class Stretch(NamedTuple):
@@ -44,6 +48,11 @@ class BatchSizeSchedule:
         """The stretch without an end."""
         return self.stretches[-1]
 
+    @cached_property
+    def text(self) -> str:
+        """The schedule as a state has it: STEP:SAMPLE:BATCH_SIZE for each stretch."""
+        return " ".join(":".join(map(str, stretch)) for stretch in self.stretches)
+
     def samples(self, step: int) -> range:
         """Returns the sample numbers of a step, 0 or later."""
         index = bisect_right(self.stretches, step, key=lambda stretch: stretch.step) - 1
@@ -54,11 +63,18 @@ class BatchSizeSchedule:
     def changed(self, step: int, batch_size: int) -> BatchSizeSchedule:
         """Returns the schedule in which batch_size holds from `step` on.
 
-        A change at a later step is dropped: that step was never handed out.
+        A change at a later step is dropped: that step was never handed out. Raises ValueError if the run
+        had MAX_CHANGES before.
         """
-        past = tuple(stretch for stretch in self.stretches if stretch.step < step)
+        past = self.stretches[: bisect_left(self.stretches, step, key=lambda stretch: stretch.step)]
         if past and past[-1].batch_size == batch_size:
-            return BatchSizeSchedule(past)
+            return self if past == self.stretches else BatchSizeSchedule(past)
+        if len(past) > MAX_CHANGES:
+            raise ValueError(
+                f"batch_size={batch_size} from step {step} on would be change {len(past):,} of this run's "
+                f"batch size, and a state holds {MAX_CHANGES:,}; go on with "
+                f"batch_size={past[-1].batch_size}, as before that step"
+            )
         return BatchSizeSchedule((*past, Stretch(step, self.samples(step).start, batch_size)))
 
 
@@ -105,8 +121,8 @@ class Cursor(NamedTuple):
         """Whether the plan has no further batch."""
         return self.stop_step is not None and self.step >= self.stop_step
 
-    def samples(self, step: int) -> NDArray[np.int64]:
-        """Returns the sample numbers of any step of the run, past or to come: int64 [batch size then].
+    def sample_range(self, step: int) -> range:
+        """Returns the sample numbers of any step of the run, past or to come.
 
         Raises ValueError if the step is negative or past the plan's end, TypeError if it is no integer.
         """
@@ -118,10 +134,15 @@ class Cursor(NamedTuple):
             raise ValueError(f"step {step} begins with sample {samples.start}; samples end at 2**63")
         if self.stop_step is not None and step >= self.stop_step:
             raise ValueError(f"step {step} is past the end: {self.plan.key(samples.start)} ends before it")
+        return samples
+
+    def samples(self, step: int) -> NDArray[np.int64]:
+        """Returns `sample_range` as an array: int64 [batch size then]."""
+        samples = self.sample_range(step)
         return np.arange(samples.start, samples.stop, dtype=np.int64)
 
     def window_starts(self, step: int) -> NDArray[np.int64]:
-        """Returns where the windows of any step begin: int64 [batch size then]. Raises as `samples`."""
+        """Returns where a step's windows begin: int64 [batch size then]. Raises as `sample_range`."""
         return checked_window_starts(self.plan, self.samples(step))
 
     def advance(self) -> Cursor:

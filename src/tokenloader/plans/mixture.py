@@ -116,7 +116,7 @@ class Mixture(Plan):
                 f"their ends together; evaluate each with a loader of its own, the first with "
                 f"plan=Mixture({{{self.ranges[0]}: 1}}, {self.plan})"
             )
-        return _BoundMixture(self, plans, Proportions.of_weights(self.weights))
+        return BoundMixture(self, plans, Proportions.of_weights(self.weights))
 
     def _named(self, plan: str) -> str:
         pairs = zip(self.ranges, self.weights, strict=True)
@@ -125,7 +125,9 @@ class Mixture(Plan):
 
 
 @dataclass(frozen=True)
-class _BoundMixture(BoundPlan):
+class BoundMixture(BoundPlan):
+    """A mixture over the tokens of its sources."""
+
     mixture: Mixture
     plans: tuple[BoundPlan, ...]  # of each source, over its own tokens
     proportions: Proportions
@@ -156,6 +158,39 @@ class _BoundMixture(BoundPlan):
     def valid_targets(self, samples: NDArray[np.int64]) -> NDArray[np.int64] | None:
         # Several sources have plans without, which `bind` sees to.
         return self.plans[0].valid_targets(samples)
+
+    def with_weights(self, weights: tuple[int, ...]) -> "BoundMixture":
+        """Returns a mixture of the same sources in other proportions."""
+        mixture = Mixture(dict(zip(self.mixture.ranges, weights, strict=True)), self.mixture.plan)
+        return BoundMixture(mixture, self.plans, Proportions.of_weights(weights))
+
+    def effect_of_going_on_from(self, saved: "BoundMixture", sample: int) -> str:
+        """Returns what becomes of the windows of a run that goes on in these proportions at a sample.
+
+        Each source goes on where its part of so many samples ends in these proportions. In those of the
+        saved run that was later, so windows come again; or earlier, so windows are left out.
+        """
+        before, here = saved.proportions.counts(sample), self.proportions.counts(sample)
+
+        def named(counts: list[int], others: list[int]) -> str:
+            surplus = zip(self.mixture.ranges, counts, others, strict=True)
+            found = [f"{a - b:,} of {source}" for source, a, b in surplus if a > b]
+            return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+
+        num_repeated = sum(max(0, a - b) for a, b in zip(before, here, strict=True))
+        if not num_repeated:
+            return "the proportions change from here on; no window comes twice or is left out"
+
+        def has_caught_up(num_windows: int) -> bool:
+            counts = self.proportions.counts(sample + num_windows)
+            return all(n >= end for n, end in zip(counts, before, strict=True))
+
+        horizon = bisect.bisect_left(range(2**62), x=True, key=has_caught_up)
+        return (
+            f"the sources go on where these weights would have them, so of the next {horizon:,} windows "
+            f"{num_repeated:,} were trained on before ({named(before, here)}), and {num_repeated:,} others "
+            f"are left out ({named(here, before)})"
+        )
 
     def key(self, until_sample: int) -> str:
         counts = self.proportions.counts(until_sample)

@@ -21,18 +21,33 @@ def bind_named(key: str, until_sample: int, num_tokens: int, seq_len: int) -> Bo
     Raises ValueError if the key is none of tokenloader's own plans, or the plan does not fit the tokens.
     """
     unknown = ValueError(
-        f"state: plan is {key}, which is none of {', '.join(_SIMPLE_PLANS)} and Mixture, so its windows "
-        f"cannot be told from the state alone; in Python, make a TokenLoader with that plan, "
+        f"state: plan is {in_message(key)}, which is none of {', '.join(_SIMPLE_PLANS)} and Mixture, so "
+        f"its windows cannot be told from the state alone; in Python, make a TokenLoader with that plan, "
         f"set_state(state), and ask its window_starts(step) and window_tokens(step)"
     )
-    try:
-        plan = _plan(ast.parse(key, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise unknown from error
+    plan = plan_named(key)
+    if plan is None:
+        raise unknown
     bound = plan.bind(num_tokens, seq_len)
     if bound.key(until_sample) != key:  # written in another way than keys are
         raise unknown
     return bound
+
+
+def plan_named(key: str) -> Plan | None:
+    """Returns the plan that a saved state calls by a key; None if it is none of tokenloader's own."""
+    try:
+        return _plan(ast.parse(key, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def in_message(name: str) -> str:
+    """Returns a name from a state in one printable line of at most 1,000 characters."""
+    if len(name) > 1000:
+        name = f"{name[:498]}...{name[-498:]}"
+    escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
+    return escaped if len(escaped) <= 1000 else f"{escaped[:997]}..."
 
 
 def _plan(node: ast.expr) -> Plan:

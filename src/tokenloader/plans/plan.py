@@ -8,8 +8,11 @@ A window is `seq_len + 1` consecutive tokens, which make `seq_len` inputs and `s
 from __future__ import annotations
 
 import difflib
+import inspect
 import operator
+import types
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,7 +46,7 @@ class Plan(ABC):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        _refuse_mistyped(cls, Plan)
+        _check_hooks(cls, Plan)
 
     @abstractmethod
     def bind(self, num_tokens: int, seq_len: int) -> BoundPlan:
@@ -63,7 +66,7 @@ class BoundPlan(ABC):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        _refuse_mistyped(cls, BoundPlan)
+        _check_hooks(cls, BoundPlan)
 
     @property
     @abstractmethod
@@ -91,7 +94,9 @@ class BoundPlan(ABC):
     def key(self, until_sample: int) -> str:
         """Returns a name for all that decides the samples before until_sample. A saved state keeps it.
 
-        What decides later samples only, as a number of epochs does, stays out of it.
+        What decides later samples only, as a number of epochs does, stays out of it. Where the text hides
+        something, as numpy's text of an array does or an object's address, the loader has it end there,
+        with a hash of the fields of the whole plan, and refuses what cannot be hashed.
         """
 
 
@@ -159,9 +164,24 @@ def checked_seed(owner: str, seed: int) -> int:
     return number
 
 
-def _refuse_mistyped(subclass: type, base: type) -> None:
-    """Raises TypeError for a public name that is nearly one of the base's: it would never be called."""
+def _check_hooks(subclass: type, base: type) -> None:
+    """Raises TypeError for what is no method as the base has it, or is nearly called as one of them."""
     hooks = [name for name in vars(base) if not name.startswith("_")]
+    for name in hooks:
+        own, expected = inspect.getattr_static(subclass, name), vars(base)[name]
+        told = f"{subclass.__qualname__}.{name} is a {type(own).__name__}; expected"
+        if isinstance(expected, property):
+            if isinstance(own, types.FunctionType):
+                raise TypeError(f"{told} a property or a value: write @property above it")
+            continue
+        signature = inspect.signature(expected)
+        if isinstance(own, property | cached_property) or not (hasattr(own, "__func__") or callable(own)):
+            raise TypeError(f"{told} a method {name}{signature}")
+        if isinstance(own, types.FunctionType):
+            try:
+                inspect.signature(own).bind(*signature.parameters)
+            except TypeError as error:
+                raise TypeError(f"{told} {name}{signature}: {error}") from None
     for name in vars(subclass):
         nearest = difflib.get_close_matches(name, hooks, 1, cutoff=0.8)
         if nearest and name not in hooks and not name.startswith("_"):

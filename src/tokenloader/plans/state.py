@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from tokenloader.plans.cursor import BatchSizeSchedule, Cursor, Stretch, probe
+from tokenloader.plans.cursor import MAX_CHANGES, BatchSizeSchedule, Cursor, Stretch, probe
+from tokenloader.plans.mixture import BoundMixture, Mixture
+from tokenloader.plans.names import in_message, plan_named
 from tokenloader.plans.plan import BoundPlan
 
 VERSION = 2
+
+# The batches of any run end below; as many again may follow before int64 overflows.
+_LIMIT = 2**62
 
 _REMEDY = "pass what get_state() returned, whole"
 
@@ -40,10 +46,16 @@ class RunState:
 
     def to_dict(self) -> dict[str, int | str]:
         """Returns the state as `get_state` gives it; batch_sizes has STEP:SAMPLE:BATCH_SIZE a change."""
-        fields = asdict(self)
-        del fields["schedule"]
-        stretches = (":".join(map(str, stretch)) for stretch in self.schedule.stretches)
-        return {"version": VERSION, **fields, "batch_sizes": " ".join(stretches)}
+        return {
+            "version": VERSION,
+            "step": self.step,
+            "sample": self.sample,
+            "batch_sizes": self.schedule.text,
+            "seq_len": self.seq_len,
+            "plan": self.plan,
+            "probe": self.probe,
+            "data": self.data,
+        }
 
 
 def from_dict(state: Mapping[str, Any]) -> RunState:
@@ -58,19 +70,20 @@ def from_dict(state: Mapping[str, Any]) -> RunState:
         )
     fields = dict(state)
     version = fields.pop("version", None)
-    if version != VERSION:
+    if _index(version) != VERSION:
         raise ValueError(
-            f"state has version {version}; this tokenloader reads version {VERSION}: "
+            f"state has version {version!r:.100}; this tokenloader reads version {VERSION}: "
             f"use the release that saved it, or a newer one"
         )
     expected = {"step", "sample", "batch_sizes", "seq_len", "plan", "probe", "data"}
     if fields.keys() != expected:
         raise ValueError(
-            f"state has the fields {sorted(map(str, fields))}; expected {sorted(expected)}: {_REMEDY}"
+            f"state has the fields {sorted(map(str, fields))!s:.300}; expected {sorted(expected)}: "
+            f"{_REMEDY}"
         )
     for name in ("plan", "probe", "data", "batch_sizes"):
         if not isinstance(fields[name], str):
-            raise ValueError(f"state: {name} is {fields[name]!r}; expected a string")
+            raise ValueError(f"state: {name} is {fields[name]!r:.200}; expected a string")
     for name, least in (("step", 0), ("sample", 0), ("seq_len", 1)):
         fields[name] = _integer(name, fields[name], least)
     read = RunState(schedule=_schedule(fields.pop("batch_sizes")), **fields)
@@ -82,11 +95,15 @@ def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) ->
     """Returns a line for each difference between a saved run and one here: both values, and the effect."""
     lines = []
     key = plan.key(saved.sample)
+    plan_here = in_message(key)
     if saved.plan != key:
-        lines.append(
-            f"plan: saved {saved.plan}, here {key}: the windows come in another order, so some "
-            f"would be trained on a second time, and others not at all"
+        effect = (
+            "the windows come in another order, so some would be trained on a second time, and others not "
+            "at all"
         )
+        if (saved.seq_len, saved.data) == (seq_len, data) and isinstance(plan, BoundMixture):
+            effect = _effect_of_weights(saved, plan) or effect
+        lines.append(f"plan: saved {in_message(saved.plan)}, here {plan_here}: {effect}")
     if saved.seq_len != seq_len:
         lines.append(
             f"seq_len: saved {saved.seq_len}, here {seq_len}: the windows are cut elsewhere; the run "
@@ -99,10 +116,22 @@ def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) ->
     ended = plan.num_samples is not None and saved.sample > plan.num_samples
     if not lines and not ended and saved.probe != (here := probe(plan, saved.sample)):
         lines.append(
-            f"probe: saved {saved.probe}, here {here}: {key} draws other windows here than where the state "
-            f"was saved; is it another release, or does the plan's key hide what decides its windows?"
+            f"probe: saved {in_message(saved.probe)}, here {here}: {plan_here} draws other windows here "
+            f"than where the state was saved; is it another release, or does the plan's key hide what "
+            f"decides its windows?"
         )
     return lines
+
+
+def _effect_of_weights(saved: RunState, plan: BoundMixture) -> str | None:
+    """Returns what becomes of the windows where two mixtures differ in their weights alone."""
+    before = plan_named(saved.plan)
+    if not isinstance(before, Mixture) or before.ranges != plan.mixture.ranges:
+        return None
+    reweighted = plan.with_weights(before.weights)
+    if reweighted.key(saved.sample) != saved.plan:
+        return None
+    return plan.effect_of_going_on_from(reweighted, saved.sample)
 
 
 def data_difference(saved: str, here: str) -> str:
@@ -114,27 +143,42 @@ def data_difference(saved: str, here: str) -> str:
     effect = (
         f"the same {'sample numbers are windows at other places' if moved else 'windows hold other tokens'}"
     )
-    return f"data: saved {saved}, here {here}: {' and '.join(differing)}, so {effect}"
+    return f"data: saved {in_message(saved)}, here {here}: {' and '.join(differing)}, so {effect}"
 
 
 def _schedule(text: str) -> BatchSizeSchedule:
-    refused = ValueError(
-        f"state: batch_sizes is {text!r:.200}; expected STEP:SAMPLE:BATCH_SIZE for each change, from "
-        f"0:0 on, with rising steps and the samples that those batches have: {_REMEDY}"
-    )
     try:
-        first, *changes = (Stretch(*map(int, change.split(":"))) for change in text.split(" "))
-        schedule = BatchSizeSchedule((first,))
-        for step, _, batch_size in changes:
-            schedule = schedule.changed(step, batch_size)
+        schedule = BatchSizeSchedule(
+            tuple(Stretch(*map(int, change.split(":"))) for change in text.split(" "))
+        )
     except (TypeError, ValueError):
-        raise refused from None
-    sizes = [first.batch_size, *(change.batch_size for change in changes)]
-    # What `changed` makes of the steps and sizes is what was written, or it was not written by to_dict.
-    as_read = first[:2] == (0, 0) and schedule.stretches == (first, *changes)
-    if not as_read or not all(0 < size < 2**63 for size in sizes):
-        raise refused
+        schedule = None
+    # Its text is not what was read where a number is written as to_dict writes none.
+    if schedule is None or not _is_a_run(schedule.stretches) or schedule.text != text:
+        raise ValueError(
+            f"state: batch_sizes is {text!r:.200}; expected STEP:SAMPLE:BATCH_SIZE for each change, from "
+            f"0:0 on, with rising steps and the samples that those batches have: {_REMEDY}"
+        )
+    if len(schedule.stretches) > 1 + MAX_CHANGES:
+        raise ValueError(
+            f"state: batch_sizes has {len(schedule.stretches) - 1:,} changes; expected at most "
+            f"{MAX_CHANGES:,}: {_REMEDY}"
+        )
     return schedule
+
+
+def _is_a_run(stretches: tuple[Stretch, ...]) -> bool:
+    """Whether stretches follow each other from step 0 on, as `BatchSizeSchedule.changed` makes them."""
+    return (
+        stretches[0][:2] == (0, 0)
+        and all(0 < stretch.batch_size < _LIMIT for stretch in stretches)
+        and all(
+            a.step < b.step
+            and a.sample + (b.step - a.step) * a.batch_size == b.sample
+            and a.batch_size != b.batch_size
+            for a, b in pairwise(stretches)
+        )
+    )
 
 
 def _check_position(state: RunState) -> None:
@@ -153,12 +197,17 @@ def _check_position(state: RunState) -> None:
 
 
 def _integer(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if not least <= number < 2**63:
+    number = _index(value)
+    if number is None or not least <= number < _LIMIT:
         raise ValueError(
-            f"state: {name} is {value!r:.100}; expected an integer of {least} or more, below 2**63"
+            f"state: {name} is {value!r:.100}; expected an integer of {least} or more, below 2**62"
         )
     return number
+
+
+def _index(value: Any) -> int | None:
+    """Returns the integer that a value is; None if it is none, a bool for one."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

@@ -43,9 +43,9 @@ def convert(
 ) -> int:
     """Writes tokens to a file of another format or dtype; returns the size of the file in bytes.
 
-    Raises FileExistsError where the file exists and force is False, OSError where the disk has too little
-    space or fails, and ValueError where path is one of the files that are read, the format cannot hold the
-    tokens, or an id does not fit the dtype.
+    Raises FileExistsError where the file exists, also by the time it is complete, and force is False,
+    OSError where the disk has too little space or fails, and ValueError where path is one of the files
+    that are read, the format cannot hold the tokens, or an id does not fit the dtype.
     """
     dtype = tokens.dtype if dtype is None else np.dtype(dtype)
     check_target(path, force=force, read=[extent.path for extent in tokens.extents])
@@ -58,7 +58,7 @@ def convert(
             bar.update(len(block))
 
     with token_bar(desc="writing", total=len(tokens), disable=not progress) as bar:
-        write_file(path, counted_blocks(), dtype, writer)
+        write_file(path, counted_blocks(), dtype, writer, replace=force)
     return num_bytes
 
 

@@ -104,12 +104,14 @@ def tokenize(
     tokenizer: Tokenizer,
     *,
     column: str = "text",
+    force: bool = False,
     progress: bool = False,
     batch_characters: int = BATCH_CHARACTERS,  # encoded at once, about
 ) -> Tokenized:
     """Writes the tokens of all documents of text files, in order, to a safetensors file.
 
-    Files and `column` are as `read_texts` takes them; raises as `read_texts` and `write_tokens` do.
+    Files and `column` are as `read_texts` takes them; raises as `read_texts` and `write_tokens` do, and
+    FileExistsError where the file exists and force is False.
     """
     num_documents = text_bytes = 0
 
@@ -126,7 +128,7 @@ def tokenize(
             yield ids
 
     with token_bar(desc="tokenizing", disable=not progress) as bar:
-        num_tokens = write_file(out, encoded(), tokenizer.dtype, safetensors.WRITER)
+        num_tokens = write_file(out, encoded(), tokenizer.dtype, safetensors.WRITER, replace=force)
     return Tokenized(num_documents, num_tokens, text_bytes, tokenizer.dtype.name, tokenizer.eos_id)
 
 

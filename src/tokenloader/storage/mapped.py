@@ -1,12 +1,19 @@
 """Mapped files: the tokens of a file as a read-only array that the page cache backs.
 
-The memory of a mapping ends with the last reference to its array.
+The memory of a mapping ends with the last reference to its array; beside it the file is held open, to be
+looked at and read whatever its path names by then.
+
+A mapped array is not to be touched, by numpy or otherwise: where the file was truncated since, or its disk
+fails, that kills the process. `tokens.store.Memory.read` copies what is needed of it.
 """
 
 import errno
 import mmap
+import os
+import sys
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from io import FileIO
 from typing import Any
 
@@ -14,34 +21,108 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.identity import FileIdentity, check_unchanged, naming
+
+# Before Python 3.13 each mapping holds a descriptor of its own, which nobody else can use.
+_DESCRIPTORS = 1 if sys.version_info >= (3, 13) else 2
 
 
-def map_read_only(extent: Extent, file: FileIO | None = None) -> NDArray[Any]:
+class HeldFile:
+    """A file that is held open: it can be looked at and read as long as somebody refers to this.
+
+    Attributes:
+        name: its path when it was opened.
+    """
+
+    def __init__(self, name: str, descriptor: int, identity: FileIdentity | None = None) -> None:
+        """Takes over a descriptor; identity None: that of the file now."""
+        self.name, self._descriptor = name, descriptor
+        # At exit threads may still read.
+        weakref.finalize(self, os.close, descriptor).atexit = False
+        self._identity = identity or FileIdentity.of(descriptor)
+
+    def fileno(self) -> int:
+        """Returns the descriptor, for calls that do not move its position."""
+        return self._descriptor
+
+    def check_unchanged(self) -> None:
+        """Raises OSError, which says what has changed, if the file was written to since it was opened."""
+        check_unchanged(self._descriptor, self.name, self._identity)
+
+
+def map_read_only(extent: Extent, file: FileIO | None = None) -> tuple[NDArray[Any], HeldFile]:
     """Maps the tokens of an extent, [num_tokens]. Takes no RAM of the process, and reads nothing yet.
 
     Opens the path if no open handle is given, and raises what `open_file` does.
     """
-    with nullcontext(file) if file else open_file(extent) as opened, _too_many_files_explained(extent):
-        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    with nullcontext(file) if file else open_file(extent) as opened, _errors_explained(extent):
+        held = HeldFile(str(extent.path), os.dup(opened.fileno()), extent.identity)
+        mapped = _map(held.fileno())
     # Windows are far apart: without this a fault reads a whole read-ahead window (128 KiB to 8 MiB)
     # to use 2 KiB of it. What is worth reading ahead is named to the kernel with start_reading.
-    if hasattr(mmap, "MADV_RANDOM"):
+    with suppress(AttributeError, OSError):  # an advice: the system may not have it, or not take it
         mapped.madvise(mmap.MADV_RANDOM)
-    return np.frombuffer(mapped, extent.dtype, extent.num_tokens, extent.offset_bytes)
+    return np.frombuffer(mapped, extent.dtype, extent.num_tokens, extent.offset_bytes), held
 
 
 def open_file(extent: Extent) -> FileIO:
-    """Opens the file of an extent for reading. OSError if it is missing, or too many files are open."""
-    with _too_many_files_explained(extent):
-        return open(extent.path, "rb", buffering=0)
+    """Opens the file of an extent for reading.
+
+    OSError if it is missing, is not what it was when its header was read, or too many files are open.
+    """
+    with _errors_explained(extent), ExitStack() as stack:
+        file = stack.enter_context(open(extent.path, "rb", buffering=0))
+        if extent.identity is not None:
+            check_unchanged(file.fileno(), extent.path, extent.identity)
+        stack.pop_all()
+        return file
+
+
+def is_mapped(array: NDArray[Any]) -> bool:
+    """Whether the memory of an array is a mapping that Python made, as of np.memmap and mmap.mmap."""
+    return any(isinstance(one, mmap.mmap) for one in _owners(array))
+
+
+def hold_file_under(array: NDArray[Any]) -> HeldFile | None:
+    """Opens the file that an array is mapped from; None where it is not known, or may change by its owner.
+
+    The path may name another file by now, so it is not to be read: only to be looked at.
+    """
+    owners = list(_owners(array))
+    paths = [one.filename for one in owners if isinstance(one, np.memmap) and one.mode in ("r", "c")]
+    if not paths or paths[0] is None:
+        return None
+    with suppress(OSError, ValueError):  # deleted meanwhile, or a mapping that does not tell its size
+        held = HeldFile(str(paths[0]), os.open(paths[0], os.O_RDONLY))
+        if os.fstat(held.fileno()).st_size == owners[-1].size():
+            return held
+    return None
+
+
+def _owners(array: NDArray[Any]) -> Iterator[Any]:
+    """Yields an array, what it is a view of, and so on."""
+    one: Any = array
+    while one is not None:
+        yield one
+        one = one.obj if isinstance(one, memoryview) else getattr(one, "base", None)
+
+
+def _map(descriptor: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ, trackfd=False)
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
 
 @contextmanager
-def _too_many_files_explained(extent: Extent) -> Iterator[None]:
+def _errors_explained(extent: Extent) -> Iterator[None]:
     try:
-        yield
+        with naming(extent.path):
+            yield
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        remedy = "each mapped file counts as one: raise the limit (ulimit -n), or join the files into fewer"
-        raise OSError(errno.EMFILE, f"too many open files, and {remedy}", str(extent.path)) from None
+        message = (
+            f"too many open files, and each mapped file counts as {_DESCRIPTORS}: raise the limit "
+            f"(ulimit -n), or join the files into fewer"
+        )
+        raise OSError(errno.EMFILE, message, str(extent.path)) from None

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.storage.mapped import HeldFile
 
 _CHUNK_BYTES = 16 << 20
 _NUM_READERS = 4
@@ -29,7 +30,7 @@ _Chunks = Iterator[tuple[FileIO, int, NDArray[Any]]]  # a file, an offset in it,
 
 
 def read_exactly(
-    file: FileIO, offset_bytes: int, out: NDArray[Any], dontcache_flag: int = _RWF_DONTCACHE
+    file: FileIO | HeldFile, offset_bytes: int, out: NDArray[Any], dontcache_flag: int = _RWF_DONTCACHE
 ) -> None:
     """Fills out with the bytes of a file from an offset on. OSError if the file ends before.
 

@@ -1,6 +1,7 @@
-"""Gathering: copying many windows of one token axis out of memory with one numpy call.
+"""Gathering: where the windows of one token axis lie in memory, and copying them out with one numpy call.
 
-The windows of an axis are an array of records that overlap: each record has the bytes of one window.
+What is mapped from files is not copied here, but by byte ranges (`store.Memory.read`). In RAM, the
+windows of an axis are an array of records that overlap: each record has the bytes of one window.
 Indexing that array with the windows' offsets copies a record per index with memcpy, without the GIL, into
 a fresh block. Measured warm on 32 windows of 1,025 uint16: with rows of uint16 instead of records it
 takes 1.5 times as long, and with `out[i] = a[s:s+n]` in a loop 3.5 times.
@@ -28,6 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloader.storage.kernel_advice import Ranges
+
 _MAX_RECORDS_BYTES = 2**62  # numpy multiplies count and size of records in 64 bits
 
 
@@ -36,24 +39,37 @@ class Located(NamedTuple):
 
     length: int  # tokens in a window
     offsets: NDArray[np.int64]  # [n], bytes from the lowest address of the axis to each window's first
+    stretches: NDArray[np.int64]  # [n], number of the stretch that has each window's first token
     straddling: dict[int, int]  # row and first token of each window that does not lie in one stretch
+
+
+class ByteRanges(NamedTuple):
+    """Ranges of memory that hold windows end to end."""
+
+    ranges: Ranges
+    stretches: NDArray[np.int64]  # [n], number of the stretch that each range lies in
 
 
 class Axis:
     """Contiguous arrays of one dtype as one token axis, which keeps them alive. Does not check bounds.
 
     Arrays that lie end to end in memory count as one stretch, in which no window straddles: files that
-    were read into RAM together are one.
+    were read into RAM together are one. With joins False, each array is a stretch.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[Any]], max_records_bytes: int = _MAX_RECORDS_BYTES) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        *,
+        joins: bool = True,
+        max_records_bytes: int = _MAX_RECORDS_BYTES,
+    ) -> None:
         self.dtype = arrays[0].dtype
         self._arrays = list(arrays)
         self._max_records_bytes = max_records_bytes  # past that, windows are copied row by row
         begins = np.array([array.ctypes.data for array in arrays], np.int64)
         ends = begins + [array.nbytes for array in arrays]
-        self.addresses = begins, ends  # of each array
-        breaks = np.flatnonzero(begins[1:] != ends[:-1]) + 1
+        breaks = np.flatnonzero((begins[1:] != ends[:-1]) | (not joins)) + 1
         begins, ends = begins[np.append(0, breaks)], ends[np.append(breaks - 1, -1)]  # of stretches
         lengths = (ends - begins) // self.dtype.itemsize
         self._stretches = list(map(self._tokens_at, begins.tolist(), lengths.tolist()))
@@ -72,31 +88,31 @@ class Axis:
         """Finds the windows [starts[i], starts[i] + length) in memory. Starts may change later."""
         offsets = starts * self.dtype.itemsize
         if len(self._stretches) == 1:
-            return Located(length, offsets, {})
+            return Located(length, offsets, np.zeros(len(starts), np.int64), {})
         stretch = self._ends.searchsorted(starts, side="right")
         offsets += self._shift_bytes[stretch]
         rows = np.flatnonzero(starts + length > self._ends[stretch])
         straddling = dict(zip(rows.tolist(), starts[rows].tolist(), strict=True)) if rows.size else {}
-        return Located(length, offsets, straddling)
+        return Located(length, offsets, stretch, straddling)
 
-    def byte_ranges(self, located: Located) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Finds the addresses [begins[i], ends[i]) of windows.
-
-        A window that straddles stretches has its first range in its row, and the others after all rows.
-        """
-        begins = located.offsets + self._lowest
-        ends = begins + located.length * self.dtype.itemsize
-        more = []
+    def byte_ranges(self, located: Located) -> ByteRanges:
+        """Finds the memory of windows, in order: one range each, several of those that straddle."""
+        ranges = np.empty((len(located.offsets), 2), np.int64)
+        ranges[:, 0] = located.offsets + self._lowest
+        ranges[:, 1] = located.length * self.dtype.itemsize
+        rows: list[int] = []
+        more: list[tuple[int, int]] = []
+        numbers: list[int] = []
         for row, start in located.straddling.items():
-            first, *others = (
-                (part.ctypes.data, part.ctypes.data + part.nbytes)
-                for part in self._within_stretches(start, located.length)
-            )
-            ends[row] = first[1]
-            more += others
-        if more:
-            begins, ends = np.concatenate([np.stack([begins, ends]), np.transpose(more)], axis=1)
-        return begins, ends
+            first, *others = self._within_stretches(start, located.length)
+            ranges[row, 1] = first.nbytes
+            rows += [row + 1] * len(others)
+            more += [(part.ctypes.data, part.nbytes) for part in others]
+            numbers += [int(located.stretches[row]) + 1 + i for i in range(len(others))]
+        if not rows:
+            return ByteRanges(ranges, located.stretches)
+        stretches = np.insert(located.stretches, rows, numbers)
+        return ByteRanges(np.insert(ranges, rows, more, axis=0), stretches)
 
     def copy(self, start: int, out: NDArray[Any]) -> None:
         """Fills out, [n], with tokens [start, start + n)."""
@@ -106,7 +122,7 @@ class Axis:
 
     def gather(self, located: Located) -> NDArray[Any]:
         """Copies windows into a fresh block [n, length]."""
-        length, offsets, straddling = located
+        length, offsets, _, straddling = located
         window_bytes = length * self.dtype.itemsize
         row_by_row = self._span_bytes * window_bytes >= self._max_records_bytes
         if not straddling and not row_by_row:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.storage.kernel_advice import PAGE
+from tokenloader.storage.kernel_advice import PAGE, page_ranges
 from tokenloader.tokens.store import Memory
 
 
@@ -24,32 +24,40 @@ class LocatedWindows:
         """Finds [starts[i], starts[i] + length); check_open raises if the tokens can no longer be read."""
         self._memory, self._check_open = memory, check_open
         self._located = memory.axis.locate(starts, length)
-        self._pages = memory.pages(self._located) if memory.is_mapped else None
+        self._where = memory.axis.byte_ranges(self._located) if memory.is_mapped else None
 
     def __len__(self) -> int:
         return len(self._located.offsets)
 
     def prefetch(self) -> None:
         """Starts reading the windows from disk, and does not wait. Does nothing for tokens in RAM."""
-        if self._pages is not None:
-            self._memory.kernel.start_reading(self._pages)
+        if self._where is not None:
+            self._memory.kernel.start_reading(page_ranges(self._where.ranges))
 
     def is_cached(self) -> bool:
         """Whether the first page of the first window is in RAM or in the page cache. A hint, in 2 us."""
-        pages = self._pages
-        return pages is None or not len(pages) or self._memory.kernel.is_cached(int(pages[0, 0]))
+        if self._where is None or not len(self):
+            return True
+        return self._memory.kernel.is_cached(int(self._where.ranges[0, 0]))
 
     def first_not_cached(self) -> tuple[Path, int] | None:
         """Finds the first page of the windows that is not in memory: its file, and a byte there. A hint."""
-        for address, length in () if self._pages is None else self._pages.tolist():
-            for page in range(address, address + length, PAGE):
-                if not self._memory.kernel.is_cached(page):
-                    return self._memory.file_at(page)
+        if self._where is None:
+            return None
+        ranges, parts = self._where.ranges.tolist(), self._memory.parts
+        for (address, length), number in zip(ranges, self._where.stretches.tolist(), strict=True):
+            part = parts[number]
+            for page in range(address & -PAGE, address + length, PAGE):
+                if part.extent is not None and not self._memory.kernel.is_cached(page):
+                    begin = max(0, page - part.array.ctypes.data)
+                    return part.extent.path, part.offset_bytes + begin
         return None
 
     def copy(self) -> NDArray[np.integer[Any]]:
         """Copies the windows, as `TokenArray.gather` does: [n, length] of the tokens' dtype."""
         self._check_open()
-        if self._pages is not None:
-            self._memory.make_readable(self._pages)
-        return self._memory.axis.gather(self._located)
+        if self._where is None:
+            return self._memory.axis.gather(self._located)
+        block = np.empty((len(self), self._located.length), self._memory.axis.dtype)
+        self._memory.read(self._where, block)
+        return block

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
+from tokenloader.formats.quoting import shown
 from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.coordination import telling_of_errors
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
-from tokenloader.storage.mapped import map_read_only, open_file
+from tokenloader.storage.mapped import hold_file_under, is_mapped, map_read_only, open_file
 from tokenloader.storage.memory_limits import available_bytes
 from tokenloader.storage.ram import RamFill, check_it_fits
 from tokenloader.tokens.part import Part
@@ -48,7 +49,7 @@ def open_tokens(
 
     Args:
         source: any of these, or a sequence of them, which become one token axis in the order given,
-            shards in natural order, shard_2 before shard_10:
+            shards in natural order, shard_2 before shard_10, files that say they have no tokens skipped:
 
             - a token file; of Megatron-LM tokens either of the two files;
             - a directory of shards: all files in it named .safetensors, .npy, .bin or .ds;
@@ -117,11 +118,13 @@ def join(
         opened = iter(files)
         for source in sources:
             if isinstance(source, Extent):
-                array = map_read_only(source, next(opened, None))
-                parts.append(Part(array, "filling" if to_fill else "mapped", source))
+                array, file = map_read_only(source, next(opened, None))
+                parts.append(Part(array, "filling" if to_fill else "mapped", source, file))
             elif isinstance(source, TokenArray):
                 source.wait_until_loaded()
                 parts += source._parts()
+            elif is_mapped(source):
+                parts.append(Part(source, "mapped", file=hold_file_under(source)))
             else:
                 parts.append(Part(source))
         fill = start_fill(to_fill, files) if to_fill else None
@@ -155,6 +158,7 @@ def _wrong_type(name: str, found: object, remedy: str = "") -> TypeError:
 def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) -> list[_Found]:
     """Finds the files of sources and reads their headers; checks arrays."""
     found: list[_Found] = []
+    empty: list[Extent] = []
     paths: set[Path] = set()
     for one in sources:
         if isinstance(one, TokenArray):
@@ -164,11 +168,18 @@ def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) ->
         else:
             path = _local_path(one)
             paths.add(path)
-            found += locate_shards(path, key=key, dtype=dtype)
+            for extent in locate_shards(path, key=key, dtype=dtype):
+                (found if extent.num_tokens else empty).append(extent)
     for path in paths:
         # Both are in sorted(glob("*")) of a directory.
         if path.suffix == ".bin" and (index_path := path.with_suffix(".idx")) in paths:
             raise ValueError(f"source has both {path} and {index_path}, which are one data set; name one")
+    if not found:
+        others = f", nor have {len(empty) - 1} more files" if empty[1:] else ""
+        raise ValueError(
+            f"{shown(empty[0].path)}: has no tokens, as the file or its index says "
+            f"({empty[0].format.name}){others}; was the conversion completed?"
+        )
     if dtype is not None and not paths:
         given = f"dtype={dtype!r} was given with an array of {found[0].dtype}"
         raise ValueError(f"{given}; dtype= is for headerless files only, leave it out")
@@ -191,7 +202,9 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
         raise ValueError("source is an empty path; name the token file")
     if is_hub_address(address):
         return download(address)
-    if (scheme := re.match("[a-z][a-z0-9+.-]*://", address)) and not os.path.exists(address):
+    if (scheme := re.match("hf:/|[a-z][a-z0-9+.-]*://", address, re.I)) and not os.path.exists(address):
+        if not scheme[0].endswith("//"):
+            raise ValueError(f"{address}: expected hf://; a Path drops a slash, so pass the text itself")
         raise ValueError(
             f"{address}: {scheme[0]} addresses are not read; download the file and name that, or "
             f"one on the Hugging Face Hub: hf://datasets/OWNER/NAME/FILE"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -10,14 +11,18 @@ from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
 from tokenloader.formats.format import read_document_boundaries
+from tokenloader.formats.identity import naming
+from tokenloader.storage.mapped import HeldFile
+from tokenloader.storage.ram import read_exactly
 
 
 class Part(NamedTuple):
     """Consecutive tokens of an axis."""
 
-    array: NDArray[Any]  # the memory, [num_tokens], contiguous
+    array: NDArray[Any]  # the memory, [num_tokens], contiguous; not to be touched unless held in RAM
     held: Literal["mapped", "filling", "ram"] = "ram"  # filling: mapped, until a RamFill has read the file
     extent: Extent | None = None  # all tokens of the file; None for an array that was given
+    file: HeldFile | None = None  # the file that is mapped; None for RAM, and where it is not known
     first: int = 0  # number of the extent's token that is array[0]
 
     def cut(self, within: slice) -> Part:
@@ -30,9 +35,32 @@ class Part(NamedTuple):
         extent, num_tokens = self.extent, len(self.array)
         if extent is None or num_tokens == extent.num_tokens:
             return extent
-        offset_bytes = extent.offset_bytes + self.first * extent.dtype.itemsize
         # The index beside the file is about all of its tokens.
-        return replace(extent, offset_bytes=offset_bytes, num_tokens=num_tokens, index_path=None)
+        return replace(extent, offset_bytes=self.offset_bytes, num_tokens=num_tokens, index_path=None)
+
+    @property
+    def offset_bytes(self) -> int:
+        """Bytes of the file before the first of these tokens; 0 for an array that was given."""
+        return self.extent.offset_bytes + self.first * self.array.itemsize if self.extent else 0
+
+    def read(self, out: NDArray[Any], at_bytes: int = 0) -> None:
+        """Fills out with what the file has from a byte of the part on. OSError if that cannot be read."""
+        assert self.file is not None
+        try:
+            with naming(self.file.name):
+                read_exactly(self.file, self.offset_bytes + at_bytes, out, dontcache_flag=0)
+        except OSError:
+            self.check_unchanged(at_bytes)  # which says more of a file that was truncated
+            raise
+
+    def check_unchanged(self, at_bytes: int) -> None:
+        """Raises OSError, which names a byte to be read, if the file has changed since it was opened."""
+        if self.file is not None:
+            try:
+                self.file.check_unchanged()
+            except OSError as error:
+                message = f"cannot be read at byte {self.offset_bytes + at_bytes:,}: it {error.strerror}"
+                raise OSError(errno.EIO, message, self.file.name) from error
 
     def documents(self) -> NDArray[np.int64]:
         """Reads document boundaries, int64 [num_documents + 1] in tokens of the part: 0, ..., num_tokens.

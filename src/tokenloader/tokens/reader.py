@@ -1,14 +1,12 @@
 """Reading in order: tokens read from files into buffers, which is faster than to fault in mapped pages."""
 
 import os
-from contextlib import ExitStack
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from tokenloader.storage.mapped import open_file
-from tokenloader.storage.ram import read_exactly
 from tokenloader.tokens.gather import slices_between
 from tokenloader.tokens.token_array import TokenArray
 
@@ -21,30 +19,33 @@ class Reader:
 
     def __init__(self, tokens: TokenArray) -> None:
         self.dtype = tokens.dtype
-        self._parts = tokens._parts()
+        self._memory, self._begin, self._parts = tokens._memory(), tokens._begin, tokens._parts()
         self._ends = list(accumulate(len(part.array) for part in self._parts))
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._files = [
-                stack.enter_context(open_file(part.extent)) if part.extent and part.held != "ram" else None
-                for part in self._parts
-            ]
-            for file in filter(None, self._files):
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            self._close = stack.pop_all().close
+        self._advise("POSIX_FADV_SEQUENTIAL")
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._close()
+        self._advise("POSIX_FADV_NORMAL")
 
     def read(self, start: int, out: NDArray[Any]) -> None:
-        """Fills out, [n], with tokens [start, start + n). Bounds are the caller's to check."""
+        """Fills out, [n], with tokens [start, start + n). Bounds are the caller's to check.
+
+        OSError if a file cannot be read, or was written to since it was opened.
+        """
         for number, within in slices_between(self._ends, start, start + len(out)):
-            part, file = self._parts[number].cut(within), self._files[number]
+            part = self._parts[number].cut(within)
             now, out = out[: len(part.array)], out[len(part.array) :]
-            if file is None or part.file_extent is None:
-                now[...] = part.array
+            if part.extent is None or part.file is None:
+                self._memory.copy(self._begin + start, now)
             else:
-                read_exactly(file, part.file_extent.offset_bytes, now, dontcache_flag=0)
+                part.read(now)
+                part.check_unchanged(0)
+            start += len(now)
+
+    def _advise(self, advice: str) -> None:
+        for part in self._parts:
+            if part.file is not None and hasattr(os, "posix_fadvise"):
+                with suppress(OSError):  # it is only faster
+                    os.posix_fadvise(part.file.fileno(), 0, 0, getattr(os, advice))

@@ -11,16 +11,14 @@ import errno
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.formats.extent import Extent
-from tokenloader.storage.kernel_advice import KERNEL, PAGE, FaultError, KernelAdvice, Ranges, page_ranges
+from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice, page_ranges
 from tokenloader.storage.ram import RamFill
-from tokenloader.tokens.gather import Axis, Located, slices_between
+from tokenloader.tokens.gather import Axis, ByteRanges, slices_between
 from tokenloader.tokens.part import Part
 
 _STRIDE_TOKENS = 4 << 20  # of a long copy: the disk reads one while another is copied
@@ -29,54 +27,36 @@ _STRIDE_TOKENS = 4 << 20  # of a long copy: the disk reads one while another is 
 class Memory:
     """Parts of one axis, in order, and the advice of a kernel on those that are mapped.
 
-    Whatever is mapped is made readable before it is touched: where a file was truncated, or its disk
-    fails, that is an OSError here, and touching it would kill the process.
+    What is mapped is copied by the kernel, or read from its file, and never touched: where a file was
+    truncated, or its disk fails, touching it would kill the process. A file that was written to since it
+    was opened is an OSError: what was copied of it may be neither its old contents nor its new.
     """
 
     def __init__(self, parts: Sequence[Part], kernel: KernelAdvice = KERNEL) -> None:
         self.parts, self.kernel = parts, kernel
-        self.axis = Axis([part.array for part in parts])
         self.is_mapped = any(part.held != "ram" for part in parts)  # any of it
+        # If any is, each part is a stretch of the axis, so that the parts of ranges are known.
+        self.axis = Axis([part.array for part in parts], joins=not self.is_mapped)
         self._ends = list(accumulate(len(part.array) for part in parts))
 
     def parts_between(self, begin: int, end: int) -> list[Part]:
         """Returns the parts of tokens [begin, end), end > begin, the first and the last cut to them."""
         return [self.parts[number].cut(within) for number, within in slices_between(self._ends, begin, end)]
 
-    def pages(self, located: Located) -> Ranges:
-        """Returns the pages that hold windows; those of the first window come first."""
-        return page_ranges(*self.axis.byte_ranges(located))
+    def read(self, where: ByteRanges, out: NDArray[Any]) -> None:
+        """Fills out with ranges of the axis' memory, end to end: the one way out of what is mapped.
 
-    def make_readable(self, pages: Ranges) -> None:
-        """Reads mapped pages from disk, and waits. OSError if a file was truncated, or its disk fails."""
-        try:
-            if self.kernel.fault_in(pages):
-                return
-        except FaultError as error:
-            part = self._parts_in(np.array([[error.address, PAGE]]))[0]
-            if part.extent is None:
-                raise OSError(
-                    errno.EIO,
-                    f"an array that was given as tokens cannot be read ({error}); is it mapped from a file "
-                    f"that was truncated?",
-                ) from error
-            at = part.first * part.array.itemsize + max(0, error.address - part.array.ctypes.data)
-            raise _lost(part.extent, part.extent.offset_bytes + at, error) from error
-        # The system cannot tell: see whether the files still have their size. What they lose between
-        # this and the copying still kills the process there.
-        for part in self._parts_in(pages):
-            if (extent := part.extent) is not None and part.held != "ram":
-                size_bytes = extent.path.stat().st_size
-                if size_bytes < extent.offset_bytes + extent.nbytes:
-                    raise _lost(extent, size_bytes)
-
-    def file_at(self, address: int) -> tuple[Path, int] | None:
-        """Returns the file that a page's tokens are mapped from, and the byte of the first of them."""
-        for part in self._parts_in(np.array([[address, PAGE]])):
-            if part.extent is not None:
-                begin = part.extent.offset_bytes + part.first * part.array.itemsize
-                return part.extent.path, begin + max(0, address - part.array.ctypes.data)
-        return None
+        Raises:
+            OSError: a file was written to or truncated since it was opened, or cannot be read.
+        """
+        data = out.reshape(-1).view(np.uint8)
+        copied, stopped_by = self.kernel.copy(where.ranges, data)
+        if copied < len(data):
+            self._read_one_by_one(where, data, copied, stopped_by)
+        # After the copying: a write is seen in the file's time before it is seen in its contents.
+        for number in set(where.stretches.tolist()):
+            if (file := self.parts[number].file) is not None:
+                file.check_unchanged()
 
     def copy(self, start: int, out: NDArray[Any], stride_tokens: int = _STRIDE_TOKENS) -> None:
         """Fills out, [n], with tokens [start, start + n), read from disk a stride ahead of the copying."""
@@ -85,14 +65,25 @@ class Memory:
             if self.is_mapped:
                 first = np.array([start + at])
                 ahead = self.axis.locate(first, min(2 * stride_tokens, len(out) - at))
-                self.kernel.start_reading(self.pages(ahead))
-                self.make_readable(self.pages(self.axis.locate(first, len(stride))))
-            self.axis.copy(start + at, stride)
+                self.kernel.start_reading(page_ranges(self.axis.byte_ranges(ahead).ranges))
+                self.read(self.axis.byte_ranges(self.axis.locate(first, len(stride))), stride)
+            else:
+                self.axis.copy(start + at, stride)
 
-    def _parts_in(self, pages: Ranges) -> list[Part]:
-        begins, ends = self.axis.addresses
-        touched = (pages[:, :1] < ends) & (pages.sum(axis=1, keepdims=True) > begins)  # [pages, parts]
-        return [self.parts[number] for number in touched.any(axis=0).nonzero()[0].tolist()]
+    def _read_one_by_one(
+        self, where: ByteRanges, data: NDArray[np.uint8], copied: int, stopped_by: int
+    ) -> None:
+        """Fills data from byte `copied` on, where the kernel stopped. Reading tells what is wrong there."""
+        ends = where.ranges[:, 1].cumsum().tolist()
+        ranges = zip(where.ranges.tolist(), where.stretches.tolist(), ends, strict=True)
+        for row, ((address, length), number, end) in enumerate(ranges):
+            if copied < end:
+                at_bytes = address + length - (end - copied) - self.parts[number].array.ctypes.data
+                _read_part(self.parts[number], at_bytes, data[copied:end], stopped_by)
+                copied = end
+                if stopped_by == errno.EFAULT:  # in that range; the kernel may copy what comes after it
+                    more, stopped_by = self.kernel.copy(where.ranges[row + 1 :], data[end:])
+                    copied += more
 
 
 class Store:
@@ -121,19 +112,23 @@ class Store:
             # Two threads may come here at once; both make the same of it.
             filled = iter(fill.arrays)
             parts = [
-                part._replace(array=next(filled), held="ram") if part.held == "filling" else part
+                part._replace(array=next(filled), held="ram", file=None) if part.held == "filling" else part
                 for part in self.current.parts
             ]
             self.current, self.fill = Memory(parts, self.current.kernel), None
         return self.current
 
 
-def _lost(extent: Extent, offset_bytes: int, error: OSError | None = None) -> OSError:
-    size_bytes = extent.path.stat().st_size if extent.path.exists() else 0
-    return OSError(
-        errno.EIO,
-        f"cannot be read at byte {offset_bytes:,}: it has {size_bytes:,} bytes now and had "
-        f"{extent.offset_bytes + extent.nbytes:,} when it was opened; was it truncated or overwritten, "
-        f"or does its disk fail{f' ({error})' if error else ''}?",
-        str(extent.path),
-    )
+def _read_part(part: Part, at_bytes: int, out: NDArray[np.uint8], stopped_by: int) -> None:
+    """Fills out with what a part has from a byte on, at which an error stopped the kernel's copying."""
+    if part.file is not None and part.extent is not None:
+        part.read(out, at_bytes)
+        return
+    part.check_unchanged(at_bytes)
+    if stopped_by == errno.EFAULT:  # touching the memory would kill the process
+        message = (
+            f"byte {at_bytes:,} of an array that was given as tokens cannot be read; is the array mapped "
+            f"from a file that was truncated, or does its disk fail?"
+        )
+        raise OSError(errno.EIO, message, part.file.name if part.file else None)
+    out[...] = part.array.view(np.uint8)[at_bytes : at_bytes + len(out)]

@@ -208,11 +208,12 @@ class TokenArray:
         self._memory()
 
     def fingerprint(self) -> str:
-        """A name for the contents: "DTYPE:NUM_TOKENS:HASH", equal for equal tokens.
+        """A name for a sample of the contents: "DTYPE:NUM_TOKENS:HASH", equal for equal tokens.
 
         It does not depend on residency or on how the tokens are split into files. The hash (BLAKE2b,
         64 bits) covers 64 blocks of 512 tokens spread evenly over the axis, the first and the last
-        among them: milliseconds at any size, and a change between two blocks escapes it.
+        among them: milliseconds at any size, and a change between two blocks escapes it, such as zeros
+        in a part of one host's copy. `tokenloader check --fingerprint` hashes every token.
         """
         if self._fingerprint is None:
             length = min(_FINGERPRINT_TOKENS, len(self))

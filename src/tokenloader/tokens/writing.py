@@ -1,19 +1,24 @@
 """Writing: any number of integer arrays, one after the other, into one token file.
 
-A file is written under a temporary name beside it, flushed to the disk, and renamed when it is complete: a
-failure on the way, Ctrl-C included, leaves nothing behind, and a file that was there before untouched.
+A file is written under a hidden temporary name beside it, flushed to the disk, and named when it is
+complete: a failure on the way, Ctrl-C included, leaves nothing behind, and a file that was there before
+untouched. The temporary file of a process that was killed stays, and its lock is free: the next writer of
+the same file removes it.
 
 A header tells the number of tokens, which is known last. So room for it is left free and filled at the end:
 the formats allow a header to be padded (safetensors with spaces, .npy likewise) or fix its length (llm.c).
 """
 
+import fcntl
+import hashlib
 import io
 import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -53,29 +58,32 @@ def write_tokens(
         >>> write_tokens("fox.safetensors", documents)  # doctest: +SKIP
         5
     """
-    return write_file(Path(path), blocks(arrays), token_dtype(dtype, "dtype="), safetensors.WRITER)
+    dtype = token_dtype(dtype, "dtype=")
+    return write_file(Path(path), blocks(arrays), dtype, safetensors.WRITER, replace=True)
 
 
 write_tokens.__module__ = "tokenloader"  # where users find it
 
 
-def write_file(path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any], writer: Writer) -> int:
+def write_file(
+    path: Path, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any], writer: Writer, *, replace: bool
+) -> int:
     """Writes 1-D arrays of integers to a file of the writer's format; returns the number of tokens.
 
-    Raises: as `write_tokens`; and ValueError if the format cannot hold the dtype or so many tokens.
+    Raises: as `write_tokens`; ValueError if the format cannot hold the dtype or so many tokens; and
+        FileExistsError if replace is False and the file exists, or another process is writing it.
     """
     num_tokens = 0
-    with atomic_file(path) as file:
-        file.write(bytes(len(writer.header(dtype, 0))))
+    with atomic_file(path, replace=replace) as write:
+        write(bytes(len(writer.header(dtype, 0))))
         for array in arrays:
             ids = _fitted(array, dtype, num_tokens)
             num_tokens += len(ids)
             writer.header(dtype, num_tokens)  # raises if a file cannot hold so many
-            write_all(file, ids)
+            write(memoryview(ids.view(np.uint8)))  # type: ignore[arg-type] # it is a buffer
         if not num_tokens:
             raise ValueError(f"{path}: there are no tokens to write; expected 1 or more")
-        file.seek(0)
-        file.write(writer.header(dtype, num_tokens))
+        write(writer.header(dtype, num_tokens), at=0)
     return num_tokens
 
 
@@ -128,33 +136,116 @@ def check_place(path: Path) -> None:
         raise OSError(f"{path} is {kind}; tokens are written to a file, whose header comes last")
 
 
+class Write(Protocol):
+    """Writes all of the data: after what was written before, or at an offset."""
+
+    def __call__(self, data: bytes | memoryview, *, at: int | None = None) -> None: ...
+
+
 @contextmanager
-def atomic_file(path: Path) -> Iterator[io.FileIO]:
-    """Opens a file to write, which is named `path` once the with block ends, and is removed if it fails."""
+def atomic_file(path: Path, *, replace: bool) -> Iterator[Write]:
+    """Opens a file to write, which is named `path` once the with block ends, and is removed if it fails.
+
+    Raises FileExistsError if replace is False and a file is there by then, or one is being written.
+    """
     check_place(path)
-    path = Path(os.path.realpath(path))  # through links: a link's target is replaced, not the link
-    temporary = path.parent / f".tokenloader-{secrets.token_hex(8)}.tmp"
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: its directory {path.parent} does not exist; make it first")
+    target = Path(os.path.realpath(path))  # through links: a link's target is replaced, not the link
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{path}: its directory {target.parent} does not exist; make it first")
+    prefix = f".tokenloader-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}-"
+    _remove_abandoned(path, target.parent.glob(f"{prefix}*.tmp"), replace=replace)
+    temporary = target.with_name(f"{prefix}{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb", buffering=0) as file:
-            yield file
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with _errors_naming(path):
+            file = _open_locked(temporary)
+        with file:
+            yield partial(write_all, file, path)
+            with _errors_naming(path):
+                os.fsync(file.fileno())
+                _publish(temporary, target, path, replace=replace)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
     with suppress(OSError):  # so that the new name outlasts a power failure, where the file system can
-        directory = os.open(path.parent, os.O_RDONLY)
+        directory = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
 
 
-def write_all(file: io.FileIO, ids: NDArray[Any]) -> None:
-    """Writes all ids; one call of write may take fewer bytes than it is given."""
-    left = memoryview(ids.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
-    while left:
-        left = left[file.write(left) :]
+def _remove_abandoned(path: Path, temporaries: Iterable[Path], *, replace: bool) -> None:
+    """Removes temporary files of writers of path that are gone; a lock says which are still at work."""
+    for temporary in temporaries:
+        try:
+            with temporary.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                temporary.unlink()
+        except BlockingIOError:
+            if not replace:
+                raise FileExistsError(
+                    f"{path} is being written by another process (into {temporary}); wait for it, or "
+                    f"--force writes it too, and the file is that of the last to finish"
+                ) from None
+        except OSError:  # gone meanwhile, another user's, or on a file system without locks
+            continue
+
+
+def _open_locked(temporary: Path) -> io.FileIO:
+    """Makes a file that another process does not take for abandoned, where the file system has locks."""
+    while True:
+        file = io.FileIO(temporary, "x")
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if temporary.exists():
+            return file
+        file.close()  # another process removed it before it was locked
+
+
+def _publish(temporary: Path, target: Path, path: Path, *, replace: bool) -> None:
+    """Names a complete file; one that has the name is replaced, or FileExistsError says it of path."""
+    if replace:
+        os.replace(temporary, target)
+        return
+    try:
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: an empty file holds the name for a moment
+            target.open("xb").close()
+        else:
+            temporary.unlink()
+            return
+    except FileExistsError:
+        raise FileExistsError(
+            f"{path} was made by something else while it was being written, and stays as it is; write to "
+            f"another file, or --force replaces it"
+        ) from None
+    try:
+        os.replace(temporary, target)
+    except BaseException:
+        target.unlink()
+        raise
+
+
+@contextmanager
+def _errors_naming(path: Path) -> Iterator[None]:
+    """Has errors of the system name the file being written, not the temporary one, and not none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # no error of the system
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_all(file: io.FileIO, path: Path, data: bytes | memoryview, *, at: int | None = None) -> None:
+    """Writes all of the data to the file that is to be named path, at an offset or where the last ended."""
+    left = memoryview(data)
+    with _errors_naming(path):
+        if at is not None:
+            file.seek(at)
+        while left:  # one call may take fewer bytes than it is given
+            left = left[file.write(left) :]
