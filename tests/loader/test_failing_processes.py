@@ -158,7 +158,7 @@ def test_every_pass_begins_with_a_meeting_and_positions_that_differ_are_an_error
     )
     difference = (
         "soon ValueError the processes of this run have different positions in next():\n"
-        "  step: 1 on process 0; 2 on process 1\n  sample: 16 on process 0; 32 on process 1\n"
+        "  sample: 16 on process 0; 32 on process 1\n  step: 1 on process 0; 2 on process 1\n"
     )
     assert printed == ["4\n4\n" + difference] * 2
 

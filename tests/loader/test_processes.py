@@ -169,7 +169,8 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
     begin = "the processes of this run have different arguments for TokenLoader:\n"
     probes = [probe(tl.ShuffledEpochs(seed).bind(5000, 16), 1 << 20) for seed in (0, 1)]
     name = "code and values of the transform"
-    names = [transform_names(each)[name] for each in (tl.next_token, tl.segment_documents(7))]
+    transforms = tl.next_token, tl.segment_documents(7), tl.segment_documents(bos_id=7)
+    names = [transform_names(each)[name] for each in transforms]
     names[0] = f"{name}: {names[0]}"
     three_epochs = tl.ShuffledEpochs(0, num_epochs=3).bind(5000, 16)
     end = three_epochs.num_samples
@@ -191,6 +192,7 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
             + f"  {names[0]} on processes 0, 1, 3; {names[1]} on process 2\n"
             + "  transform: next_token on processes 0, 1, 3; SegmentDocuments(eos_id=7) on process 2\n"
             + begin
+            + f"  {names[0]} on processes 0, 1, 3; {names[2]} on process 2\n"
             + "  transform: next_token on processes 0, 1, 3; SegmentDocuments(bos_id=7) on process 2\n"
             + "the same\n['plan']\n"
             + "the same\n" * 2
