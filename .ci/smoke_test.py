@@ -1,6 +1,6 @@
 """Uses an installed tokenloader as its users do, in the current directory, which is empty.
 
-No package but its dependencies is needed, not even pytest. `--tokenize` tries the extra of that name.
+No package but its dependencies is needed, not even pytest. The argument is the extra to try, or nothing.
 """
 
 import json
@@ -17,12 +17,15 @@ import numpy as np
 import tokenloader as tl
 
 
+def output(*program):
+    """Runs a program; returns what it prints."""
+    arguments = list(map(str, program))
+    return subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=300).stdout
+
+
 def command(*arguments):
-    """Runs the installed program; returns what it prints."""
-    program = Path(sys.executable).with_name("tokenloader")
-    return subprocess.run(
-        [program, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=300
-    ).stdout
+    """Runs the installed command line; returns what it prints."""
+    return output(Path(sys.executable).with_name("tokenloader"), *arguments)
 
 
 def print_versions(extra):
@@ -90,10 +93,17 @@ def tokenize():
         assert tokens[:].tolist() == [0, 1, 2, 3, 2, 0, 1, 3]
 
 
+def examples():
+    """Trains for four steps, twice two, with checkpoints between them."""
+    tl.write_tokens("words.safetensors", [np.arange(20_000, dtype=np.uint16) % 50])
+    program = Path(__file__).parent.parent / "examples" / "train.py"
+    for steps in (2, 4):
+        options = ["--vocab-size=50", "--log-every=1", f"--steps={steps}"]
+        said = output(sys.executable, program, "words.safetensors", *options)
+    assert "continuing after step 2" in said, said
+
+
 if __name__ == "__main__":
-    if "--tokenize" in sys.argv:
-        print_versions("tokenize")
-        tokenize()
-    else:
-        print_versions("")
-        library_and_commands()
+    extra = sys.argv[1]
+    print_versions(extra)
+    {"": library_and_commands, "tokenize": tokenize, "examples": examples}[extra]()

@@ -17,12 +17,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 from benchmarks import measure, token_file
 
@@ -189,9 +189,9 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _copy_revision(commit: str, folder: Path) -> None:
-    archive = _git("archive", commit, *FOLDERS)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+    archive = _git("archive", "--format=zip", commit, *FOLDERS)
+    with ZipFile(io.BytesIO(archive)) as files:
+        files.extractall(folder)
     shutil.rmtree(folder / "benchmarks" / "results", ignore_errors=True)
 
 

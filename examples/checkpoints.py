@@ -21,11 +21,11 @@ Settings = dict[str, Any]  # JSON-able: what decides the outcome of a run
 def open_checkpoints(out: Path) -> ocp.CheckpointManager:
     """Open the checkpoints of the run in folder `out`; the last two are kept.
 
-    Closing the manager waits for a save under way.
+    A save that a kill or a full disk cut off is no checkpoint, and is removed. Closing the manager waits
+    for a save under way.
     """
-    return ocp.CheckpointManager(
-        (out / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
-    )
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=True)
+    return ocp.CheckpointManager((out / "checkpoints").absolute(), options=options)
 
 
 def save(

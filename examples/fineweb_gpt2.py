@@ -114,11 +114,11 @@ def main() -> None:
     with loader, checkpoints.open_checkpoints(args.out) as manager:
         try:
             state, step = checkpoints.restore(manager, state, loader, settings)
+            run_log.drop_after(args.out / "metrics.jsonl", step)
         except ValueError as error:
             sys.exit(f"cannot continue {args.out} (choose another --out, or --fresh):\n{error}")
         if step:
             print(f"{args.out}: continuing after step {step} of {args.steps}; --fresh begins anew")
-        run_log.drop_after(args.out / "metrics.jsonl", step)
         save = partial(checkpoints.save, manager, loader=loader, settings=settings)
         state = train(args, state, step, loader, train_step, evaluate, save)
 

@@ -1,14 +1,16 @@
 """The log of a run: progress lines on screen, metrics.jsonl, and a plot of the losses.
 
 metrics.jsonl has a JSON object a line and a line for each logged step. A resumed run first drops the
-lines past the checkpoint it goes on from, so that the file has each step once.
+lines past the checkpoint it goes on from, so that the file has each step once, and a last line that was
+cut off, as by a full disk.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +53,49 @@ def progress_line(row: Row, num_steps: int) -> str:
 
 def append(path: Path, row: Row) -> None:
     """Append a row to the file."""
-    with path.open("a") as file:
+    with _naming(path), path.open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
 def read(path: Path) -> list[Row]:
-    """Read all rows of the file; none where there is no file yet."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Read all rows of the file but a last one that was cut off; none where there is no file yet.
+
+    Raises: ValueError if another line is not a row.
+    """
+    rows: list[Row] = []
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise ValueError(f"{path}: line {number} is not JSON; remove it") from None
+            print(f"{path}: dropped line {number}, the last, which was cut off")
+    return rows
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Keep the rows up to `step`, itself included."""
+    """Keep the rows up to `step`, itself included. Raises as `read` does."""
     kept = [row for row in read(path) if row["step"] <= step]
-    # Write under a temporary name, then rename: a kill at this moment loses nothing.
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    temporary.replace(path)
+    # Write under a temporary name, then rename: a kill at this moment loses nothing. The name is always
+    # the same, so that the next run takes away what a killed one left.
+    temporary = path.with_suffix(".tmp")
+    try:
+        with _naming(temporary):
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in errors: where the disk is full, the system's own does not."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def plot(rows: list[Row], path: Path, baseline: tuple[str, float] | None = None) -> None:

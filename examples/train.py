@@ -95,7 +95,8 @@ def main() -> None:
         sys.exit(f"the data has token ids of {args.vocab_size} or more; pass a larger --vocab-size")
 
     state = init_state(args.vocab_size)
-    with loader, ocp.CheckpointManager((args.out / "checkpoints").absolute()) as checkpoints:
+    tidy = ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)  # of a save that was cut off
+    with loader, ocp.CheckpointManager((args.out / "checkpoints").absolute(), options=tidy) as checkpoints:
         if start := checkpoints.latest_step() or 0:
             items = {"state": ocp.args.StandardRestore(state), "loader": ocp.args.JsonRestore()}
             saved = checkpoints.restore(start, args=ocp.args.Composite(**items))
@@ -109,9 +110,8 @@ def main() -> None:
             if step % args.log_every == 0 or is_last:
                 print(f"step {step}: loss {loss:.4f}", flush=True)
             if step % 100 == 0 or is_last:
-                position = ocp.args.JsonSave(loader.get_state())
-                items = {"state": ocp.args.StandardSave(state), "loader": position}
-                checkpoints.save(step, args=ocp.args.Composite(**items))
+                train, data = ocp.args.StandardSave(state), ocp.args.JsonSave(loader.get_state())
+                checkpoints.save(step, args=ocp.args.Composite(state=train, loader=data))
     print(f"validation loss {evaluate(state['params'], validation):.4f}")
 
 

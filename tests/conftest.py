@@ -3,7 +3,9 @@
 The devices must be asked for before jax starts its backends. Subprocesses inherit them.
 """
 
+import mmap
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ SLOW_FILES = (
     "batches/test_split_sequences.py",
     "check/test_check.py",
     "check/test_runs.py",
+    "cli/test_console_processes.py",
     "docs/test_benchmarks.py",
     "docs/test_command_line_page.py",
     "docs/test_examples.py",
@@ -55,3 +58,19 @@ def file(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def allocations(monkeypatch):
+    """Weak references to the pieces of RAM that are taken as memory maps, in order."""
+
+    class Watched(mmap.mmap):
+        def __new__(cls, descriptor, *arguments, **keywords):
+            made = super().__new__(cls, descriptor, *arguments, **keywords)
+            if descriptor == -1:
+                found.append(weakref.ref(made))
+            return made
+
+    found = []
+    monkeypatch.setattr(mmap, "mmap", Watched)
+    return found

@@ -153,11 +153,10 @@ def run_cli(*arguments, **kwargs):
     """Runs the command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "tokenloader", *arguments],
-        capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        **kwargs,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs},
     )
 
 

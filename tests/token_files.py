@@ -1,8 +1,11 @@
 """Token files as their own writers make them, and every way in which a person may have tokens."""
 
+import errno
+import io
 import json
 import mmap
 import struct
+from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -35,7 +38,7 @@ class NeverFull:
     """A fill that ends with nothing read: tokens are served from the mapped files."""
 
     def __init__(self, extents, files):
-        self.arrays = self.error = None
+        self.arrays = self.failure = None
         for file in files:
             file.close()
 
@@ -56,6 +59,27 @@ class RecordingKernel(KernelAdvice):
     def start_reading(self, ranges):
         self.announced += ranges.tolist()
         super().start_reading(ranges)
+
+
+def watch_reads(monkeypatch, fails_at=None):
+    """Lists how many bytes each read of a path's open file returns; one read fails, as of a broken disk."""
+    reads = []
+
+    class File(io.BufferedReader):
+        def read(self, *count):
+            reads.append(0)
+            if len(reads) - 1 == fails_at:
+                raise OSError(errno.EIO, "Input/output error")
+            data = super().read(*count)
+            reads[-1] = len(data)
+            return data
+
+    def open_path(path, mode):
+        assert mode == "rb"
+        return File(io.FileIO(path))
+
+    monkeypatch.setattr(Path, "open", open_path)
+    return reads
 
 
 def fill_with(start_fill, source, **arguments):

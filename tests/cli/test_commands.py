@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -239,6 +240,21 @@ def test_tokenize_makes_a_file_that_check_accepts(run):
     assert json.loads(out)["num_documents"] == 2
 
 
+def test_tokenize_without_a_thread_is_told_and_leaves_nothing(run, folder, monkeypatch):
+    from tokenizers import Tokenizer, models
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    Tokenizer(models.WordLevel({"<eos>": 0, "a": 1}, "a")).save("tokenizer.json")
+    (folder / "a.txt").write_text("a")
+    before = sorted(os.listdir())
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    status, _, err = run("tokenize", "a.txt", "--tokenizer", "tokenizer.json", "--out", "out.safetensors")
+    assert (status, err) == (2, "tokenloader: can't start new thread\n")
+    assert sorted(os.listdir()) == before
+
+
 def test_tokenize_does_not_write_over_what_it_reads(run, folder):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "a.txt").write_text("text")
@@ -273,6 +289,13 @@ def test_the_bench_screen_says_why_there_is_no_cold_speed():
     assert both[3].startswith("warm            2.5 million")
     warm = bench_screen(Bench("cpu:0", 2, 64, None, "it is so", speed))
     assert "cold            not measured: it is so\nwarm " in warm
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+def test_a_bench_without_an_end_is_refused(run, seconds):
+    status, _, err = run("bench", "train.npy", "--seconds", seconds)
+    assert status == 2
+    assert f"Invalid value for '--seconds': {seconds} never ends; expected a number of seconds" in err
 
 
 # replay
@@ -321,6 +344,49 @@ def test_replay_in_json_has_documents_and_text(run, saved):
     text = found["rows"][0]["text"]
     assert out.splitlines()[3].split()[3] == text.split()[0]
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_a_state_that_is_nested_too_deeply_is_told_with_its_name(run, folder, text):
+    (folder / "deep.json").write_text(text)
+    status, _, err = run("replay", "deep.json", "train.npy", "--step", 0)
+    assert status == 2
+    assert err.startswith("tokenloader: deep.json: not JSON (maximum recursion depth exceeded")
+
+
+def test_a_state_may_begin_with_a_byte_order_mark(run, saved, folder):
+    state = folder / "state.json"
+    state.write_text(state.read_text(), encoding="utf-8-sig")
+    assert run("replay", "state.json", "train.safetensors", "--step", 7)[0] == 0
+
+
+def test_a_small_state_that_asks_for_gigabytes_is_refused(run, saved, folder):
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "huge.json").write_text(json.dumps(state | {"batch_sizes": f"0:0:4 1:4:{2**30}"}))
+    status, _, err = run("replay", "huge.json", "train.safetensors", "--step", 1)
+    assert status == 2
+    assert "1,073,741,824 windows" in err
+
+
+def test_text_of_a_replay_does_nothing_to_the_terminal(run, saved):
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {f"\x1b[2J\x07\x9b{i}": i for i in range(END + 1)}
+    Tokenizer(models.WordLevel(vocabulary, "\x1b[2J\x070")).save("tokenizer.json")
+    arguments = ("replay", "state.json", "train.safetensors", "--step", 0, "--tokenizer", "tokenizer.json")
+    for out in (run(*arguments)[1], run(*arguments, "--json")[1]):
+        assert all(c.isprintable() or c == "\n" for c in out)
+    assert r"\x1b[2J\x07\x9b" in run(*arguments)[1]
+
+
+def test_a_state_with_values_that_a_terminal_obeys_is_told_without_them(run, saved, folder):
+    state = json.loads((folder / "state.json").read_text())
+    for field in [*state, "\x1b[2J"]:
+        (folder / "bad.json").write_text(json.dumps(state | {field: "\x1b[2J\x07" * 10}))
+        status, _, err = run("replay", "bad.json", "train.safetensors", "--step", 0)
+        assert status == 2
+        assert all(c.isprintable() or c == "\n" for c in err)
+        assert r"\x1b[2J" in err
 
 
 def test_replay_of_what_is_no_state_or_of_other_tokens_is_told(run, saved, folder):

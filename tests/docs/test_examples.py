@@ -29,7 +29,7 @@ def start(program, *arguments, env=os.environ):
         timeout=110,
         env=env,
     )
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.returncode == 0, finished.stderr
     return finished.stdout
 
 
@@ -65,6 +65,36 @@ def test_the_short_run_goes_on_exactly_as_it_would_have(tmp_path):
     assert len(whole) == 9
     train("cut", 4)
     assert train("cut", 8) == ["continuing after step 4", *whole[4:]]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MiB, and how to make it larger."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(options):
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False)
+        return done.returncode == 0
+
+    if sys.platform != "linux" or os.geteuid() or not mount("size=8m"):
+        pytest.skip("no file system can be mounted here")
+    yield folder, lambda: mount("remount,size=64m")
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(tmp_path, small_disk):
+    folder, enlarge = small_disk
+    data = tmp_path / "train.bin"
+    np.random.default_rng(0).integers(0, 50, 50_000, dtype=np.uint16).tofile(data)
+    # It saves after every 100 steps and after the last; the second checkpoint finds no room.
+    arguments = [data, "--dtype=uint16", "--vocab-size=50", "--steps=101", "--out", folder / "run"]
+    with pytest.raises(AssertionError, match="No space left on device") as raised:
+        start("train.py", *arguments)
+    assert f"{folder}/run/checkpoints/101." in str(raised.value)
+    assert enlarge()
+    assert "continuing after step 100\n" in start("train.py", *arguments)
+    assert {path.name for path in (folder / "run" / "checkpoints").iterdir()} == {"100", "101"}
 
 
 def test_the_short_run_refuses_token_ids_that_the_model_has_not(tmp_path):

@@ -1,7 +1,5 @@
 """Headerless files: what is opened with dtype=, and what is said where it is missing or wrong."""
 
-import struct
-
 import numpy as np
 import pytest
 from helpers import DTYPES, assert_refused, tokens_at
@@ -38,25 +36,6 @@ def test_a_headerless_file_without_dtype_is_refused_with_its_first_bytes(file, t
         f"05 00 00 00 ff ff 50 c4 07 00. Tried: ",
     )
     assert_refused(file("short.bin", b"\x01\x02"), "It has 2 bytes and begins with 01 02. Tried: ")
-
-
-@pytest.mark.parametrize(
-    ("head", "named"),
-    [
-        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer, so fetch the file"),
-        (b"PAR1\x15\x04", "a Parquet file"),
-        (b"PK\x03\x04\x14", "a zip archive (.npz, or PyTorch's)"),
-        (b"\x1f\x8b\x08", "gzip; decompress it first"),
-        (b"\x28\xb5\x2f\xfd\x04", "zstd; decompress it first"),
-        (struct.pack("<256i", 20240522, 1, *[0] * 254), "llm.c's evaluation file"),
-        (struct.pack(">256i", 20240520, 1, *[0] * 254), "llm.c .bin in big-endian byte order"),
-        (struct.pack(">256i", 20240801, 7, *[0] * 254), "llm.c .bin in big-endian byte order"),
-    ],
-)
-def test_a_file_that_is_known_to_be_something_else_is_called_that(file, head, named):
-    assert_refused(file("train.bin", head + b"more"), f": is {named}")
-    # Whoever says that it is nothing but tokens is believed.
-    assert len(open_tokens(file("raw.bin", head), dtype="uint8")) == len(head)
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [("uint16", 2), ("uint32", 4), ("int32", 4), ("int64", 8)])

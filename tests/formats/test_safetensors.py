@@ -168,9 +168,10 @@ def test_duplicate_keys_of_different_data_are_refused(file):
     assert_refused(file("t.safetensors", safetensors_bytes(header, TOKENS)), "tokens")
 
 
-def test_duplicate_keys_within_a_tensor_are_refused_and_named(file):
+def test_duplicate_keys_within_a_tensor_are_refused(file):
     header = '{"tokens": {"dtype": "U16", "shape": [5], "data_offsets": [0, 10], "data_offsets": [0, 10]}}'
-    assert_refused(file("t.safetensors", safetensors_bytes(header, TOKENS)), "data_offsets")
+    path = file("t.safetensors", safetensors_bytes(header, TOKENS))
+    assert_refused(path, f"not a valid safetensors file of {path.stat().st_size} bytes")
 
 
 GOOD = safetensors_bytes(u16_header(), TOKENS.tobytes())

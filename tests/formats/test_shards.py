@@ -534,6 +534,19 @@ def test_messages_are_printable_whatever_files_are_called(tmp_path):
         with pytest.raises((ValueError, OSError)) as raised:
             open_tokens(source)
         assert str(raised.value).isprintable()
+    write(folder / "a\x07.npy", 1, dtype="uint32")
+    with pytest.raises(ValueError, match="holds uint16 tokens and ") as raised:
+        open_tokens(folder)
+    assert str(raised.value).isprintable()
+    assert repr(open_tokens(folder / "b\n.npy")).isprintable()
+    write(folder / "c\x07.ds", 1, 2)
+    (folder / "c\x07.ds.index").write_bytes(struct.pack("<3Q", 2, 1, 2))
+    with (
+        open_tokens(folder / "c\x07.ds") as tokens,
+        pytest.raises(ValueError, match="document 1") as raised,
+    ):
+        _ = tokens.documents
+    assert str(raised.value).isprintable()
 
 
 def test_a_thousand_shards_are_opened_without_reading_their_tokens(tmp_path):

@@ -266,3 +266,31 @@ def test_ctrl_c_at_any_moment_of_a_loop_loses_no_batch(transform):
     )
     # jax complains on stderr of an interrupt in a callback of its own.
     assert (code, out) == (0, "same\n"), err
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_and_leaves_the_end_of_the_others_alone(tmp_path):
+    path = tmp_path / "t.bin"
+    path.write_bytes(bytes(100_000))
+    code, out, err = run(f"""
+        loaders = [tl.TokenLoader(tokens, 8, 64) for _ in range(3)]
+        next(loaders[0])
+        enough = threading.stack_size(1 << 47)  # more than there is for any thread
+        for start in (
+            lambda: next(loaders[1]),
+            lambda: tl.open_tokens({str(path)!r}, dtype="uint16", residency="ram"),
+        ):
+            try:
+                start()
+            except RuntimeError as error:
+                print(error)
+        threading.stack_size(enough)
+        for loader in loaders:
+            print(next(loader).inputs.shape)
+        loaders[1].close()
+    """)
+    assert (code, err) == (0, "")
+    loader, ram, *shapes = out.splitlines()
+    assert "can't start new thread" in loader
+    assert "raise the limit on processes (ulimit -u" in loader
+    assert ram.startswith(f'{path}: residency="ram" reads on background threads, and the system gives none')
+    assert shapes == ["(8, 64)"] * 3

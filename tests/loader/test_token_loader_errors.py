@@ -1,6 +1,9 @@
 """Errors of reading, of plans and of transforms: they arrive at next(), and lose nothing."""
 
+import ctypes
+import errno
 import itertools
+import os
 import traceback
 from functools import partial
 
@@ -9,6 +12,8 @@ import pytest
 from helpers import planned_rows, random_tokens, watched_tokens
 
 import tokenloader as tl
+from tokenloader.storage.kernel_advice import KernelAdvice
+from tokenloader.tokens.opening import join
 
 TOKENS = random_tokens()
 N = len(TOKENS)
@@ -152,3 +157,46 @@ def test_an_error_of_the_transform_does_not_lose_the_batch(tokens, error):
             assert loader.step == 0
         for step in range(3):
             np.testing.assert_array_equal(next(loader), rows_of(tl.ShuffledEpochs(0), 3 * step, 3, 40))
+
+
+class RefusingLibc:
+    """A C library under whose limits every call fails: advice, what is cached, copying."""
+
+    def __init__(self):
+        self.calls = set()
+
+    def refuse(self, name):
+        def call(*_):
+            self.calls.add(name)
+            ctypes.set_errno(errno.ENOMEM)
+            return -1
+
+        return call
+
+    def __getattr__(self, name):
+        return self.refuse(name)
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_what_only_makes_it_faster_may_fail_under_tight_limits_and_no_batch_does(
+    tmp_path, monkeypatch, is_mapped
+):
+    def refuse_descriptors(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def empty(shape, *arguments, real=np.empty, **kwargs):
+        if shape == 24 << 20:  # which nothing needs
+            raise MemoryError
+        return real(shape, *arguments, **kwargs)
+
+    TOKENS.tofile(tmp_path / "t.bin")
+    sources = tl.open_tokens(tmp_path / "t.bin", dtype="uint16").extents if is_mapped else [TOKENS]
+    libc = RefusingLibc()
+    tokens = join(sources, "mmap", kernel=KernelAdvice(linux=True, libc=libc))
+    monkeypatch.setattr(os, "pidfd_open", refuse_descriptors, raising=False)
+    monkeypatch.setattr(np, "empty", empty)
+    plan = tl.ShuffledEpochs(0)
+    with tl.TokenLoader(tokens, 3, 40, plan=plan, transform=None) as loader:
+        blocks = [next(loader) for _ in range(9)]
+    np.testing.assert_array_equal(np.concatenate(blocks), rows_of(plan, 0, 27, 40))
+    assert libc.calls == ({"madvise", "mincore", "process_vm_writev"} if is_mapped else set())

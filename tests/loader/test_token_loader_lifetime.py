@@ -1,6 +1,7 @@
 """The thread of a loader: its bound, its end, and what is freed with it."""
 
 import contextlib
+import errno
 import gc
 import itertools
 import threading
@@ -16,6 +17,8 @@ from helpers import eventually, planned_rows, random_tokens, watched_tokens
 
 import tokenloader as tl
 from tokenloader.loader.prefetch import Prefetcher
+from tokenloader.storage.ram import RamFill
+from tokenloader.tokens.opening import join
 
 TOKENS = random_tokens()
 N = len(TOKENS)
@@ -299,3 +302,38 @@ def test_a_transform_that_holds_its_loader_does_not_keep_it(tokens, own_threads)
         gc.collect()
         assert eventually(lambda loader=loader: loader() is None)
     assert eventually(lambda: own_threads() == [])
+
+
+# Tokens in RAM
+
+
+def test_closing_tokens_in_ram_frees_them_while_loaders_are_open(tmp_path, allocations):
+    TOKENS.tofile(tmp_path / "t.bin")
+    tokens = tl.open_tokens(tmp_path / "t.bin", dtype="uint16", residency="ram")
+    with tl.TokenLoader(tokens, 2, 4) as loader, tl.TokenLoader(tokens.view(0, N), 2, 4) as other:
+        first = next(loader)
+        tokens.wait_until_loaded()
+        next(loader), next(other)
+        [memory] = allocations
+        tokens.close()
+        other.tokens.close()
+        assert eventually(lambda: memory() is None)  # when the copy that is being made is done
+        np.testing.assert_array_equal(first.inputs, rows_of(loader.plan, 0, 2, 4)[:, :-1])
+        with pytest.raises(ValueError, match="it was closed"):
+            list(itertools.islice(loader, 10))
+
+
+def test_a_loader_goes_on_from_the_mapped_file_where_reading_it_into_ram_fails(tmp_path, caplog):
+    TOKENS.tofile(tmp_path / "t.bin")
+
+    def fails(file, *_):
+        raise OSError(errno.EIO, "disk on fire", str(file.name))
+
+    extents = tl.open_tokens(tmp_path / "t.bin", dtype="uint16").extents
+    tokens = join(extents, "ram", start_fill=partial(RamFill, read=fails))
+    with tl.TokenLoader(tokens, 2, 4) as loader:
+        for step in range(20):
+            np.testing.assert_array_equal(next(loader).inputs, rows_of(loader.plan, 2 * step, 2, 4)[:, :-1])
+    assert [record.message.split("; ")[0] for record in caplog.records if record.name == "tokenloader"] == [
+        f"{tmp_path / 't.bin'}: disk on fire"
+    ]

@@ -1,8 +1,11 @@
 """Converting between formats: every pair, the checks before anything is written, and what they say."""
 
+import errno
+import io
 import os
 import re
 import shutil
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -92,6 +95,24 @@ def test_a_disk_that_is_too_full_is_told_before_anything_is_written(tmp_path, to
     with pytest.raises(OSError, match=message):
         convert(tokens, tmp_path / "t.npy", writer=npy.WRITER)
     assert os.listdir(tmp_path) == ["source.safetensors"]
+
+
+def test_the_bar_counts_the_bytes(tmp_path, tokens, capfd):
+    convert(tokens, tmp_path / "t.npy", writer=npy.WRITER, dtype="uint32", progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "writing: " in err
+    assert "/3.91k [" in err
+
+
+def test_a_screen_that_fails_does_not_reach_the_file(tmp_path, tokens, monkeypatch):
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    monkeypatch.setattr(sys, "stderr", Broken())
+    convert(tokens, tmp_path / "t.npy", writer=npy.WRITER, progress=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), IDS)
 
 
 def test_too_many_tokens_for_llm_c_are_refused_before_anything_is_written(tmp_path, monkeypatch):

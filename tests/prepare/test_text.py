@@ -1,7 +1,9 @@
 """Reading documents of text: JSON lines, Parquet, plain, packed; and where a file is wrong."""
 
+import errno
 import gzip
 import json
+import os
 import re
 import sys
 
@@ -88,6 +90,26 @@ def test_files_may_be_packed(tmp_path, packing, suffix):
             "a.jsonl, line 2: no field 'text'; pass --column with one of: body, id",
         ),
         ('{"text": 5}', "a.jsonl, line 2: field 'text' is 5; expected a string"),
+        (
+            '{"text": ' + "[" * 800 + "]" * 800 + "}",
+            "a.jsonl, line 2: field 'text' is [[[[[[[...]]]]]]]; expected a string",
+        ),
+        (
+            '{"text": "a", "id": 1, "text": "b"}',
+            "a.jsonl, line 2: not JSON (the field 'text' is there more than once)",
+        ),
+        (
+            '{"text": "a half: \\ud83d"}',
+            "a.jsonl, line 2: field 'text' has half of a surrogate pair, \\ud83d, at character 8, which is "
+            "no text; correct it, or --replace-invalid puts U+FFFD in the place of each",
+        ),
+        ("[" * 100_000, "a.jsonl, line 2: not JSON (maximum recursion depth exceeded"),
+        ('{"text": ' * 100_000, "a.jsonl, line 2: not JSON (maximum recursion depth exceeded"),
+        (
+            json.dumps({"\x1b[2J": 1} | dict.fromkeys(range(1000))),
+            "a.jsonl, line 2: no field 'text'; pass --column with one of: "
+            "\\x1b[2J, 0, 1, 2, 3, 4, 5, 6, 7, 8 and 991 more",
+        ),
         ("[1]", "a.jsonl, line 2: found a list; expected an object with the field 'text'"),
     ],
 )
@@ -128,6 +150,78 @@ def test_a_file_that_is_damaged_is_named(tmp_path):
         read(tmp_path / "a.txt")
 
 
+def test_a_packed_file_of_no_bytes_is_not_complete(tmp_path):
+    for name in ("a.txt.gz", "a.jsonl.gz", "a.txt.zst", "a.jsonl.zst"):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=rf"{name}: cannot be unpacked \(the file is empty\); is it"):
+            read(tmp_path / name)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b""))
+    assert read(tmp_path / "a.txt.gz") == []
+
+
+@pytest.mark.parametrize("data", [DOCUMENTS[2], f"{DOCUMENTS[2]}{END}{DOCUMENTS[2]}", "", END])
+@pytest.mark.parametrize("read_bytes", [1, 1000])
+def test_a_byte_order_mark_is_no_text(tmp_path, data, read_bytes):
+    (tmp_path / "a.txt").write_text(data, encoding="utf-8-sig")
+    assert read(tmp_path / "a.txt", read_bytes=read_bytes) == [one for one in data.split(END) if one]
+    (tmp_path / "a.jsonl").write_text(json_lines([data]), encoding="utf-8-sig")
+    assert read(tmp_path / "a.jsonl") == [data][: bool(data)]
+    with gzip.open(tmp_path / "a.txt.gz", "wt", encoding="utf-8-sig") as file:
+        file.write(data)
+    assert read(tmp_path / "a.txt.gz") == [one for one in data.split(END) if one]
+
+
+def test_a_mark_that_is_not_at_the_beginning_is_text(tmp_path):
+    (tmp_path / "a.txt").write_text(f"a{END}\ufeffb", encoding="utf-8")
+    assert read(tmp_path / "a.txt") == ["a", "\ufeffb"]
+
+
+def test_what_is_not_utf_8_is_replaced_if_asked(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xfcn" + END.encode() + b"fine" + END.encode() + b"\xe2\x82")
+    (tmp_path / "a.jsonl").write_bytes(
+        rb'{"text": "\ud83dn"}' + b'\n{"text": "fine \\ud83d\\ude42"}\n{"text": "\xfc"}'
+    )
+    assert read(tmp_path / "a.txt", replace_invalid=True) == ["\ufffdn", "fine", "\ufffd"]
+    assert read(tmp_path / "a.jsonl", replace_invalid=True) == ["\ufffdn", "fine 🙂", "\ufffd"]
+    with pytest.raises(ValueError, match=r"a.txt: not text in UTF-8 .* or --replace-invalid puts U\+FFFD"):
+        read(tmp_path / "a.txt")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pyarrow.table([["a"], ["b"], ["c"]], names=["text", "text", "body"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet: 2 columns are named 'text'; expected one"):
+        read(tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", "body") == ["c"]
+
+
+def test_a_column_is_not_taken_for_a_field_of_another_that_is_called_alike(tmp_path):
+    table = pyarrow.table({"meta": [{"text": "nested"}], "meta.text": ["top"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", "meta.text") == ["top"]
+
+
+@pytest.mark.parametrize("compression", ["snappy", "none"])
+def test_a_parquet_file_with_damaged_pages_is_named(tmp_path, compression):
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": [f"ünï {i}" for i in range(3000)]})
+    pyarrow.parquet.write_table(table, path, compression=compression)
+    data = bytearray(path.read_bytes())
+    data[100:10_000] = b"\xff" * 9_900
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a.parquet: a damaged Parquet file \(.*is it compl"):
+        read(path)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="a file whose reading fails")
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_disk_that_fails_is_told_with_the_name_of_the_file(tmp_path, name):
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / name))) as raised:
+        read(tmp_path / name)
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(tmp_path / name))
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.txt.gz", "a.txt.zst"])
 def test_a_file_that_is_missing_is_an_error_of_its_own(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=name):
@@ -138,7 +232,7 @@ def test_a_file_that_is_missing_is_an_error_of_its_own(tmp_path, name):
     ("name", "what"), [("a.parquet", "reading Parquet"), ("a.txt.zst", "unpacking zstd")]
 )
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch, name, what):
-    (tmp_path / name).touch()
+    (tmp_path / name).write_bytes(b"anything")
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"{name}: {what} needs pyarrow.*tokenloader\[tokenize\]"):

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import tokenloader as tl
-from tokenloader.prepare.tokenize import Tokenizer, split_document, tokenize
+from tokenloader.prepare.tokenize import Tokenizer, decoder, split_document, tokenize
 
 TEXTS = ["def one():\n    return 1\n", "for x in y:\n    print(x)", "日本 ünï", "a" * 100]
 
@@ -137,23 +138,15 @@ def test_without_one_the_special_tokens_are_listed(tmp_path):
         Tokenizer(tmp_path / "tokenizer.json", "<end>")
 
 
-def test_a_large_vocabulary_is_written_as_uint32(tmp_path):
-    def edit(library):
-        library.add_tokens([f"token{i}" for i in range(70_000)])
-
-    save(tmp_path / "tokenizer.json", edit=edit)
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32)])
+def test_a_vocabulary_of_65_536_is_written_as_uint16_and_a_larger_one_as_uint32(tmp_path, size, dtype):
+    words = {f"token{i}": i for i in range(size - 1)} | {"<|endoftext|>": size - 1}
+    library = Library(models.WordLevel(words, unk_token="token0"))
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
-    assert tokenizer.dtype == np.uint32
-    assert tokenizer.encode(["token69999"]).tolist()[0] > 65_535
-
-
-def test_a_vocabulary_of_65_536_is_written_as_uint16(tmp_path):
-    def edit(library):
-        missing = 65_536 - library.get_vocab_size()
-        library.add_tokens([f"token{i}" for i in range(missing)])
-
-    save(tmp_path / "tokenizer.json", edit=edit)
-    assert Tokenizer(tmp_path / "tokenizer.json").dtype == np.uint16
+    assert tokenizer.dtype == dtype
+    assert tokenizer.encode([f"token{size - 2}"]).tolist() == [size - 2, size - 1]
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):
@@ -162,6 +155,46 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         Tokenizer(tmp_path / "a.json")
     with pytest.raises(FileNotFoundError, match=r"none.json"):
         Tokenizer(tmp_path / "none.json")
+
+
+def edited(path, **parts):
+    """A tokenizer.json with other parts in the place of some."""
+    save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+    return path
+
+
+def test_a_tokenizer_that_makes_the_library_panic_is_named_and_nothing_more_is_printed(tmp_path, capfd):
+    damaged = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path = edited(tmp_path / "a.json", normalizer=damaged)
+    for load in (Tokenizer, decoder):
+        with pytest.raises(ValueError, match=r"a.json: not a tokenizer.json .*\(Precompiled: Error"):
+            load(path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_tokenizer_that_cannot_encode_is_named(tmp_path):
+    vocabulary = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "none"}
+    tokenizer = Tokenizer(edited(tmp_path / "a.json", model=vocabulary))
+    with pytest.raises(ValueError, match=r"a.json: cannot encode these documents \(WordLevel error"):
+        tokenizer.encode(["b"])
+
+
+def test_a_byte_order_mark_before_a_tokenizer_is_left_out(folder):
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert Tokenizer(path).eos_id == 0
+
+
+def test_an_end_of_text_that_is_empty_is_refused(folder):
+    with pytest.raises(ValueError, match="--eos-token is empty; expected a token of the vocabulary"):
+        Tokenizer(folder / "tokenizer.json", "")
+
+
+def test_special_tokens_are_listed_without_what_a_terminal_obeys_and_not_all(tmp_path):
+    save(tmp_path / "a.json", special=["\x1b[2J", *map(str, range(30))])
+    with pytest.raises(ValueError, match=r"special tokens: \\x1b\[2J, 0, 1, 2, .* and 21 more"):
+        Tokenizer(tmp_path / "a.json")
 
 
 def test_without_the_library_the_extra_is_named(folder, monkeypatch):
@@ -180,6 +213,44 @@ def test_a_failure_in_a_later_file_leaves_nothing(folder):
         "b.jsonl",
         "tokenizer.json",
     ]
+
+
+def test_what_is_not_utf_8_is_replaced_if_asked(folder):
+    (folder / "a.jsonl").write_bytes(b'{"text": "a\\ud83d"}')
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: field 'text' has half of a surrogate pair"):
+        run(folder, folder / "a.jsonl")
+    _, ids = run(folder, folder / "a.jsonl", replace_invalid=True)
+    library = Library.from_file(str(folder / "tokenizer.json"))
+    assert library.decode(ids[:-1].tolist()) == "a\ufffd"
+
+
+def test_a_file_that_exists_is_replaced_only_by_force(folder):
+    documents = json_lines(folder / "a.jsonl", TEXTS)
+    (folder / "out.safetensors").write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match=r"out.safetensors exists by now"):
+        run(folder, documents)
+    assert (folder / "out.safetensors").read_bytes() == b"precious"
+    assert run(folder, documents, force=True)[0].num_documents == 4
+
+
+def test_documents_are_encoded_on_a_thread_lest_a_signal_waits_for_the_library(folder):
+    class Watched(Tokenizer):
+        def encode(self, documents):
+            threads.append(threading.current_thread())
+            return super().encode(documents)
+
+    threads = []
+    documents = json_lines(folder / "a.jsonl", TEXTS)
+    tokenize([documents], folder / "out.safetensors", Watched(folder / "tokenizer.json"))
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
+
+
+def test_the_bar_counts_the_bytes_of_text(folder, capfd):
+    run(folder, json_lines(folder / "a.jsonl", TEXTS), progress=True)
+    err = capfd.readouterr().err
+    assert "tokenizing: " in err
+    assert "B/s]" in err
 
 
 def test_files_without_a_document_are_refused(folder):

@@ -74,6 +74,15 @@ def test_a_mapping_that_is_let_go_leaves_no_file_open_and_no_warning(tmp_path):
     assert open_files() == before
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux tells, others do not")
+def test_a_mapped_file_takes_as_many_descriptors_as_the_documentation_says(tmp_path):
+    extent = written_extent(tmp_path / "t", TOKENS)
+    held = map_read_only(extent)
+    names = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert names.count(str(extent.path.resolve())) == (1 if sys.version_info >= (3, 13) else 2)
+    assert held
+
+
 def test_a_file_may_be_deleted_while_it_is_mapped(tmp_path):
     tokens, file = map_read_only(written_extent(tmp_path / "t", TOKENS))
     (tmp_path / "t").unlink()

@@ -11,6 +11,7 @@ import pytest
 from token_files import RecordingKernel, fill_with
 
 from tokenloader import open_tokens
+from tokenloader.storage.memory_limits import MemoryLimit
 from tokenloader.storage.ram import RamFill, read_exactly
 from tokenloader.tokens.opening import join
 
@@ -155,10 +156,12 @@ def test_memory_is_asked_for_the_files_only(tmp_path):
     path = npy(tmp_path / "a.npy", A)
     (extent,) = open_tokens(path).extents
     large = np.zeros(10**6, np.uint16)
-    with join([large, extent, open_tokens(large)], "ram", available=lambda: 10) as tokens:
+    limit = MemoryLimit(path, 10)
+    start = partial(RamFill, limits=lambda: [limit])
+    with join([large, extent, open_tokens(large)], "ram", start_fill=start) as tokens:
         assert len(tokens) == 2 * 10**6 + 5
     with pytest.raises(MemoryError, match=re.escape(f'{path} and 1 more: residency="ram" needs')):
-        join([extent, large, extent], "ram", available=lambda: 10)
+        join([extent, large, extent], "ram", start_fill=start)
 
 
 def test_a_lost_file_among_arrays_is_an_error_with_its_name(tmp_path):

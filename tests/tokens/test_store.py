@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from token_files import RecordingKernel, fill_with, random_tokens, sharded, writ
 from tokenloader import open_tokens
 from tokenloader.check.scan import scan
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
+from tokenloader.storage.memory_limits import MemoryLimit
 from tokenloader.storage.ram import RamFill, read_exactly
 from tokenloader.tokens.gather import Axis
 from tokenloader.tokens.opening import join
@@ -170,19 +172,152 @@ def test_threads_that_gather_while_the_files_are_exchanged_for_ram_get_their_tok
         assert tokens.residency == "ram"
 
 
-def test_an_error_while_reading_into_ram_arrives_at_the_next_gather(tmp_path):
-    path = write_raw(tmp_path / "t.bin", random_tokens())
+def disk_on_fire(file, *_):
+    raise OSError(errno.EIO, "disk on fire", str(file.name))
+
+
+def test_where_reading_into_ram_fails_tokens_stay_mapped_and_each_wait_raises_anew(tmp_path, allocations):
+    expected = random_tokens()
+    path = write_raw(tmp_path / "t.bin", expected)
+    go_on = threading.Event()
 
     def fails(file, *_):
-        raise OSError(5, "disk on fire", str(file.name))
+        assert go_on.wait(20)
+        disk_on_fire(file)
 
-    tokens = fill_with(partial(RamFill, read=fails), path, dtype="uint16")
-    for use in (tokens.wait_until_loaded, lambda: tokens.gather([0], 1), lambda: tokens[5]):
-        with pytest.raises(OSError, match=f"disk on fire: '{re.escape(str(path))}'"):
-            use()
+    tokens = fill_with(partial(RamFill, read=fails, chunk_bytes=1000), path, dtype="uint16")
+    assert tokens.residency == "ram"
+    windows, view = tokens.locate([7], 100), tokens.view(100, 200)
+    go_on.set()
+    raised = []
+    for waiting in (tokens, tokens, view):
+        with pytest.raises(OSError, match=f"disk on fire: '{re.escape(str(path))}'") as caught:
+            waiting.wait_until_loaded()
+        assert caught.value.errno == errno.EIO
+        raised.append(caught.value)
+    assert len(set(map(id, raised))) == 3
+    assert len(traceback.extract_tb(raised[0].__traceback__)) == 2  # here, and there
+    [memory] = allocations
+    assert memory() is None  # although the errors are held
+    for one in (tokens, view):
+        assert one.residency == "mmap"
+        assert "mmap" in repr(one)
+    np.testing.assert_array_equal(tokens[:], expected)
+    np.testing.assert_array_equal(windows.copy()[0], expected[7:107])
+    np.testing.assert_array_equal(view[:], expected[100:200])
+    both = open_tokens([tokens, expected], residency="ram")
+    assert both.residency == "mmap"
+    assert both.wait_until_loaded() is None
+    np.testing.assert_array_equal(both[:], np.concatenate([expected, expected]))
     tokens.close()
+    assert tokens.residency == "mmap"
     with pytest.raises(ValueError, match="closed"):
-        tokens.gather([0], 1)
+        tokens.wait_until_loaded()
+
+
+def test_what_could_not_be_read_into_ram_can_be_opened_and_read_again(tmp_path, allocations):
+    expected = random_tokens()
+    path = write_raw(tmp_path / "t.bin", expected)
+    errors = []
+    for _ in range(3):
+        tokens = fill_with(partial(RamFill, read=disk_on_fire), path, dtype="uint16")
+        with pytest.raises(OSError, match="disk on fire") as caught:
+            tokens.wait_until_loaded()
+        errors.append(caught.value)
+    assert [memory() for memory in allocations] == [None] * 3
+    with open_tokens(path, dtype="uint16", residency="ram") as tokens:
+        tokens.wait_until_loaded()
+        assert tokens.residency == "ram"
+        np.testing.assert_array_equal(tokens[:], expected)
+
+
+@pytest.mark.parametrize("how", ["alone", "with windows", "with a view", "joined"])
+def test_tokens_in_ram_are_freed_when_the_last_that_share_them_are_closed(tmp_path, allocations, how):
+    files, _ = sharded(tmp_path, random_tokens())
+    tokens = open_tokens(files, residency="ram")
+    windows = [tokens.locate([0, 895], 100)] if how == "with windows" else []
+    tokens.wait_until_loaded()
+    tokens.gather([0, 895], 100), tokens[10:1990], tokens.fingerprint()
+    others = {
+        "with a view": lambda: tokens.split(500),
+        "joined": lambda: [open_tokens([tokens, random_tokens()])],
+    }.get(how, list)()
+    if how == "with windows":
+        windows.append(tokens.locate([0, 895], 100))
+        for one in windows:
+            one.copy()
+    [memory] = allocations
+    tokens.close()
+    for other in others:
+        assert memory() is not None
+        other.close()
+    assert memory() is None
+    for one in windows:
+        one.prefetch()
+        assert one.is_cached()
+
+
+NO_MEMORY = """
+import re, resource, sys
+import numpy as np
+from tokenloader import open_tokens
+tokens = open_tokens(sys.argv[1], dtype="uint16")
+windows = tokens.locate(np.zeros(2**11, np.int64), 2**19)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, -1))
+for read in (lambda: tokens[:], lambda: tokens.gather([0] * 2**11, 2**19), windows.copy):
+    try:
+        read()
+    except MemoryError as error:
+        print(error)
+print(tokens[-3:].tolist())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit works there")
+def test_a_copy_that_does_not_fit_into_memory_says_how_large_it_is_and_of_which_file(tmp_path):
+    path = tmp_path / "t.bin"
+    with path.open("wb") as file:
+        file.truncate(2**31)  # sparse
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY, path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    message = (
+        f"{path}: a copy of 1,073,741,824 uint16 tokens needs 2.00 GiB of memory, which the system does "
+        f"not give; take fewer at once"
+    )
+    assert done.stdout.splitlines() == [message] * 3 + ["[0, 0, 0]"]
+
+
+NO_MEMORY_FOR_AN_INDEX = """
+import resource, sys
+from tokenloader import open_tokens
+tokens = open_tokens(sys.argv[1])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, -1))
+try:
+    tokens.documents
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit works there")
+def test_an_index_that_does_not_fit_into_memory_is_named(tmp_path):
+    index = tmp_path / "t.ds.index"
+    (tmp_path / "t.ds").write_bytes(bytes(20))
+    with index.open("wb") as file:
+        file.seek(2**30 - 8)  # sparse
+        file.write((10).to_bytes(8, "little"))
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY_FOR_AN_INDEX, tmp_path / "t.ds"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{index}: where documents end does not fit into memory: Unable to alloc")
 
 
 class Filling:
@@ -258,15 +393,21 @@ def test_data_that_does_not_fit_in_memory_is_refused_before_anything_is_read(tmp
     path = write_raw(tmp_path / "t.bin", random_tokens(2**20))
     with open_tokens(path, dtype="uint16") as mapped:
         extents = mapped.extents
+    (tmp_path / "limit").touch()
+
+    def opened(residency, *left_bytes):
+        limits = [MemoryLimit(tmp_path / "limit", left) for left in left_bytes]
+        return join(extents, residency, start_fill=partial(RamFill, limits=lambda: limits))
+
     message = (
         rf'^{re.escape(str(path))}: residency="ram" needs 0.00 GiB and 0.00 GiB of memory are '
         r'available \(control group limits included\); use residency="mmap"'
     )
     with pytest.raises(MemoryError, match=message):
-        join(extents, "ram", start_fill=None, available=lambda: 2**20)
-    join(extents, "ram", available=lambda: 2**21).wait_until_loaded()
-    join(extents, "ram", available=lambda: None).wait_until_loaded()
-    join(extents, "mmap", available=lambda: 2**20).close()
+        opened("ram", 2**20)
+    opened("ram", 2**21).wait_until_loaded()
+    opened("ram").wait_until_loaded()
+    opened("mmap", 2**20).close()
 
 
 def test_a_file_that_is_replaced_while_it_is_read_into_ram_is_not_mixed_in(tmp_path, monkeypatch):
@@ -406,7 +547,7 @@ tokens = tl.open_tokens(path, dtype="uint16")
 loader = tl.TokenLoader(tokens, 256, 1024, plan=tl.RandomWindows(seed=0))
 next(loader)
 starts, errors = range(0, size // 2 - 4097, 4097), []
-end = time.monotonic() + 1.5
+end = time.monotonic() + 0.8
 def read(use):
     while time.monotonic() < end:
         try:

@@ -262,7 +262,7 @@ def test_without_replacing_a_file_that_appears_meanwhile_stays(path, hard_links)
         yield np.arange(5)
         path.write_bytes(b"precious")
 
-    message = f"{path} was made by something else while it was being written, .* --force replaces it"
+    message = f"{path} exists by now, and stays as it is; .* --force replaces it"
     with pytest.raises(FileExistsError, match=message):
         write(path, arrays(), replace=False)
     assert path.read_bytes() == b"precious"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import jax
 
+from tokenloader.check.devices import start_backends
 from tokenloader.check.info import cached_share
 from tokenloader.formats.extent import Extent
 from tokenloader.loader.stats import LoaderStats
@@ -108,6 +109,7 @@ def bench(
             limit=find_limit(stats, elapsed, cold=cold),
         )
 
+    start_backends()
     with open_again() as tokens:
         extents = tokens.extents
         with TokenLoader(tokens, batch_size, seq_len, plan=RandomWindows(_OTHER_SEED)) as loader:

@@ -16,7 +16,8 @@ from tokenloader.check.documents import (
 )
 from tokenloader.check.first_occurrences import NUM_SLOTS, FirstOccurrences
 from tokenloader.check.runs import Run, Runs, runs_in
-from tokenloader.check.scan import SCAN_CHUNK_TOKENS, byte_bar, scan
+from tokenloader.check.scan import SCAN_CHUNK_TOKENS, scan
+from tokenloader.storage.progress import progress_bar
 from tokenloader.tokens.reader import Reader
 from tokenloader.tokens.token_array import TokenArray
 
@@ -78,7 +79,7 @@ def count_tokens(
         num_empty = len(index) - 1 - len(ends)
     runs, lowest_ids, highest_ids = Runs(), [], []
     first_out_of_vocab, num_out_of_vocab, num_other_eos = None, 0, 0
-    with Reader(tokens) as reader, byte_bar(desc=title, total=tokens.nbytes, disable=not progress) as bar:
+    with Reader(tokens) as reader, progress_bar(title, tokens.nbytes, shown=progress) as bar:
         counter = DocumentCounter(reader, 1 if ends is None else 0, limits.most_documents)
         firsts = FirstOccurrences(reader, limits.first_occurrences)
         look = partial(_look_at_chunk, eos_id=eos_id, ends=ends, vocab_size=vocab_size, firsts=firsts)
@@ -91,7 +92,7 @@ def count_tokens(
             num_other_eos += chunk.num_other_eos
             counter.append(chunk.stops, chunk.inside)
             runs.append(chunk.runs)
-            bar.update((stop - start) * tokens.dtype.itemsize)
+            bar.done_bytes += (stop - start) * tokens.dtype.itemsize
         counter.finish(len(tokens))
         runs.finish()
     counts = Counts(

@@ -17,11 +17,26 @@ class Device:
     default: bool  # whether batches go there when no sharding is given
 
 
+def start_backends() -> None:
+    """Starts JAX's backends; a RuntimeError says that there are none, and what names them."""
+    import jax
+
+    try:
+        jax.devices()
+    except Exception as error:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        raise RuntimeError(
+            f"JAX has no device, with JAX_PLATFORMS={asked!r} ({error!r:.500}); set JAX_PLATFORMS to what "
+            f"this machine has, such as cpu, or leave it out"
+        ) from error
+
+
 def find_devices() -> list[Device]:
     """Lists every device of every JAX backend of this process. Takes no GPU memory for later."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from jax.extend.backend import backends
 
+    start_backends()
     from tokenloader.loader.sharding import default_device
 
     default = default_device()

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.check.scan import byte_bar, scan
+from tokenloader.check.scan import scan
+from tokenloader.storage.progress import progress_bar
 from tokenloader.tokens.token_array import TokenArray
 
 BLOCK_TOKENS = 1 << 20  # part of what a fingerprint means
@@ -25,10 +26,10 @@ def full_fingerprint(tokens: TokenArray, *, progress: bool = False) -> str:
     OSError where a file cannot be read.
     """
     tree = hashlib.sha256()
-    with byte_bar(desc="hashing", total=tokens.nbytes, disable=not progress) as bar:
+    with progress_bar("hashing", tokens.nbytes, shown=progress) as bar:
         for start, stop, digest in scan(tokens, _hash_block, BLOCK_TOKENS):
             tree.update(digest)
-            bar.update((stop - start) * tokens.dtype.itemsize)
+            bar.done_bytes += (stop - start) * tokens.dtype.itemsize
     return f"{tokens.dtype}:{len(tokens)}:{tree.hexdigest()}"
 
 

@@ -14,12 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tokenloader.tokens.reader import Reader
 from tokenloader.tokens.token_array import TokenArray
@@ -27,7 +25,6 @@ from tokenloader.tokens.token_array import TokenArray
 Found = TypeVar("Found")
 
 SCAN_CHUNK_TOKENS = 2 << 20
-byte_bar = partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, leave=False)  # progress of a scan
 _MOST_THREADS = 8
 
 

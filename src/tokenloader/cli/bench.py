@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,22 @@ if TYPE_CHECKING:  # loads jax
     from tokenloader.check.bench import Bench
 
 
+def _finite(_: click.Context, __: click.Parameter, seconds: float) -> float:
+    if not math.isfinite(seconds):  # a range takes nan
+        raise click.BadParameter(f"{seconds} never ends; expected a number of seconds")
+    return seconds
+
+
 @click.command("bench")
 @reads_tokens
 @takes_batches
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=2.0, help="Time of each measurement.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    callback=_finite,
+    help="Time of each measurement.",
+)
 @as_json
 def command(sources: Sources, batch_size: int, seq_len: int, seconds: float, as_json: bool) -> None:
     """Measure how fast a token file gives batches.

@@ -44,8 +44,8 @@ def command(
           --eos-id 50256 --tokenizer tokenizer.json
     """
     try:
-        saved = json.loads(state.read_text(encoding="utf-8"))
-    except ValueError as error:
+        saved = json.loads(state.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{state}: not JSON ({error}); expected what json.dumps(loader.get_state()) gives"
         ) from None

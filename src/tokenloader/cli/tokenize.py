@@ -22,6 +22,7 @@ from tokenloader.prepare.tokenize import Tokenized, Tokenizer, tokenize
 @click.option("--out", required=True, type=PATH, help="The safetensors file to write.")
 @click.option("--column", default="text", help="Field or column of the text, in JSON lines and Parquet.")
 @click.option("--eos-token", metavar="TOKEN", help="The token to end documents with.")
+@click.option("--replace-invalid", is_flag=True, help="Put U+FFFD in the place of what is not UTF-8.")
 @click.option("--force", is_flag=True, help="Replace the file --out if it exists.")
 @as_json
 def command(
@@ -30,6 +31,7 @@ def command(
     out: Path,
     column: str,
     eos_token: str | None,
+    replace_invalid: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -52,7 +54,15 @@ def command(
     """
     check_target(out, force=force, read=[*files, tokenizer])
     encoder = Tokenizer(tokenizer, eos_token)
-    done = tokenize(files, out, encoder, column=column, force=force, progress=on_terminal())
+    done = tokenize(
+        files,
+        out,
+        encoder,
+        column=column,
+        replace_invalid=replace_invalid,
+        force=force,
+        progress=on_terminal(),
+    )
     print_out(asdict(done) if as_json else tokenize_screen(done, out))
 
 

@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
-from tokenloader.formats.format import Candidate, DoubtfulFormatError, Format, NotThisFormatError
+from tokenloader.formats.format import (
+    Candidate,
+    DoubtfulFormatError,
+    Format,
+    NotThisFormatError,
+    read_array,
+    read_bytes,
+)
 
 _SIDE_SUFFIXES = ".index", ".metadata", ".loss"
 
@@ -52,7 +59,7 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
 
 def read_boundaries(index_path: Path) -> NDArray[np.int64]:
     """Reads document boundaries, int64 [num_documents + 1] in tokens."""
-    return np.append(0, np.fromfile(index_path, "<u8").astype(np.int64))
+    return np.append(0, read_array(index_path, "<u8", index_path.stat().st_size // 8).astype(np.int64))
 
 
 def _last_document_end(index_path: Path) -> int:
@@ -62,12 +69,11 @@ def _last_document_end(index_path: Path) -> int:
             f"{index_path}: {size_bytes} bytes is not a whole number of document ends (8 bytes each); "
             f"fetch or write it again, or move it away and pass dtype="
         )
-    return int(np.fromfile(index_path, "<u8", 1, offset=size_bytes - 8)[0]) if size_bytes else 0
+    return int(read_array(index_path, "<u8", 1, size_bytes - 8)[0]) if size_bytes else 0
 
 
 def _count_in_metadata(metadata_path: Path) -> int:
-    with metadata_path.open("rb") as file:
-        lines = file.read(1 << 16).splitlines()
+    lines = read_bytes(metadata_path, 1 << 16).splitlines()
     if len(lines) < 2 or not re.fullmatch(rb"[0-9]{1,20}", lines[1]):
         raise NotThisFormatError(f"{metadata_path.name} beside it tells no number of tokens")
     return int(lines[1])

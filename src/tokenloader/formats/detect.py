@@ -8,10 +8,19 @@ from pathlib import Path
 
 from numpy.typing import DTypeLike
 
-from tokenloader.formats import datatrove, headerless, json_side_file, llm_c, megatron, npy, safetensors
+from tokenloader.formats import (
+    datatrove,
+    foreign,
+    headerless,
+    json_side_file,
+    llm_c,
+    megatron,
+    npy,
+    safetensors,
+)
 from tokenloader.formats.extent import Extent, token_dtype
+from tokenloader.formats.foreign import ForeignFileError
 from tokenloader.formats.format import Candidate, DoubtfulFormatError, NotThisFormatError, look_at
-from tokenloader.formats.quoting import printable_messages
 
 FORMATS = (
     safetensors.FORMAT,
@@ -29,11 +38,12 @@ class UnknownFormatError(ValueError):
     """The file is of no known format, and no dtype= was given."""
 
 
-@printable_messages()
 def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
     """Finds the tokens of one file; arguments and errors are those of `locate_shards`."""
     candidate = look_at(path)
     given = None if dtype is None else token_dtype(dtype, f"{path}: dtype=")
+    if other := foreign.by_bytes(candidate):
+        raise ForeignFileError(candidate, other, given)
     reasons: list[str] = []
     doubt: DoubtfulFormatError | None = None
     for format in FORMATS[:-1]:
@@ -55,10 +65,10 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
         raise ValueError(f"{path}: the file is empty; was the download or conversion completed?")
     if doubt:
         raise doubt
+    if other := foreign.by_name_or_text(candidate, given):
+        raise ForeignFileError(candidate, other, given)
     if given is not None:
         return _identified(headerless.find(candidate, key, given), candidate)
-    if what := headerless.other_file(candidate):
-        raise UnknownFormatError(f"{path}: is {what}")
     raise UnknownFormatError(
         f"{path}: is of no known format. If it is headerless (nothing but tokens, as nanoGPT and OLMo-core "
         f'write), pass dtype=, as in dtype="uint16". It has {candidate.size_bytes:,} bytes and begins with '

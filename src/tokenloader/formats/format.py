@@ -84,6 +84,25 @@ def look_at(path: Path) -> Candidate:
     return Candidate(path, identity.size_bytes, head, identity)
 
 
+def read_bytes(path: Path, most_bytes: int = -1) -> bytes:
+    """Reads the first bytes of a header or index, all by default. OSError, which names the file."""
+    with naming(path), path.open("rb") as file:
+        return file.read(most_bytes)
+
+
+def read_array(path: Path, dtype: str, count: int, offset_bytes: int = 0) -> NDArray[Any]:
+    """Reads numbers of an index, [count]; OSError, which names the file, also if it ends before."""
+    num_bytes = count * np.dtype(dtype).itemsize
+    with naming(path), path.open("rb") as file:
+        file.seek(offset_bytes)
+        found = file.read(num_bytes)
+    if len(found) < num_bytes:
+        end, expected = offset_bytes + len(found), offset_bytes + num_bytes
+        message = f"ended at byte {end:,}, expected {expected:,}; is it being written to?"
+        raise OSError(errno.EIO, message, str(path))
+    return np.frombuffer(found, dtype)
+
+
 @printable_messages()
 def read_document_boundaries(extent: Extent) -> NDArray[np.int64]:
     """Reads where documents begin and end, int64 [num_documents + 1] in tokens: 0, ..., num_tokens.

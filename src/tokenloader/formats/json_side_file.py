@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from tokenloader.formats.extent import DTYPE_NAMES, TOKEN_DTYPES, Extent
-from tokenloader.formats.format import Candidate, Format, NotThisFormatError
-from tokenloader.formats.headerless import other_file
+from tokenloader.formats.format import Candidate, Format, NotThisFormatError, read_bytes
 
 _COUNTS = "num_tokens", "n_tokens", "token_count"
 _MOST_BYTES = 1 << 20  # a larger file is data of its own, and not read
@@ -30,8 +29,6 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
     path, size_bytes = candidate.path, candidate.size_bytes
     if path.suffix not in FORMAT.suffixes:
         raise NotThisFormatError(f"is not named {' or '.join(FORMAT.suffixes)}")
-    if what := other_file(candidate):
-        raise NotThisFormatError(f"is {what}")
     side_path, fields = _read_side_file(path)
     found = next((known for known in TOKEN_DTYPES if known.name == fields["dtype"]), None)
     if found is None:
@@ -68,7 +65,7 @@ def _read_side_file(path: Path) -> tuple[Path, dict[str, Any]]:
         # os.path.isfile, which is also False for a name longer than names may be.
         if os.path.isfile(side_path) and side_path.stat().st_size <= _MOST_BYTES:
             try:
-                fields = json.loads(side_path.read_bytes())
+                fields = json.loads(read_bytes(side_path))
             except (ValueError, RecursionError):
                 continue
             if isinstance(fields, dict) and "dtype" in fields:

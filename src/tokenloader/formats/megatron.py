@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
-from tokenloader.formats.format import Candidate, Format, NotThisFormatError, look_at
+from tokenloader.formats.foreign import OLD_INDEX, SAVE_IDS, Foreign, ForeignFileError
+from tokenloader.formats.format import (
+    Candidate,
+    Format,
+    NotThisFormatError,
+    look_at,
+    read_array,
+    read_bytes,
+)
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -35,17 +43,17 @@ class _Index(NamedTuple):
 
     def lengths(self, first: int, count: int) -> NDArray[np.int64]:
         """Reads the lengths of sequences from `first` on, int64 [count] in tokens."""
-        return np.fromfile(self.path, "<i4", count, offset=_HEADER.size + 4 * first).astype(np.int64)
+        return read_array(self.path, "<i4", count, _HEADER.size + 4 * first).astype(np.int64)
 
     def pointers(self, first: int, count: int) -> NDArray[np.int64]:
         """Reads where sequences from `first` on begin, int64 [count] in bytes."""
         at = _HEADER.size + 4 * self.num_sequences + 8 * first
-        return np.fromfile(self.path, "<i8", count, offset=at)
+        return read_array(self.path, "<i8", count, at)
 
     def entries(self) -> NDArray[np.int64]:
         """Reads the sequences with which documents begin, int64 [num_entries]."""
         at = _HEADER.size + 12 * self.num_sequences
-        return np.fromfile(self.path, "<i8", self.num_entries, offset=at)
+        return read_array(self.path, "<i8", self.num_entries, at)
 
 
 def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
@@ -62,6 +70,10 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
         index_path = path.with_suffix(".idx")
         if path.suffix != ".bin" or not index_path.is_file():
             raise NotThisFormatError(f"there is no {path.stem}.idx beside it")
+        if look_at(index_path).head.startswith(OLD_INDEX):
+            # Early Megatron-LM wrote ids as they are, fairseq each plus 1; the files do not tell which.
+            remedy = f"{index_path.name} beside it says so: {SAVE_IDS}"
+            raise ForeignFileError(candidate, Foreign("data of the old kind (TNTIDX)", remedy), dtype)
     index = _read_header(index_path)
     count = min(index.num_sequences, _CHECKED_AT_OPEN)
     if count < index.num_sequences:
@@ -95,8 +107,7 @@ def read_boundaries(index_path: Path) -> NDArray[np.int64]:
 
 def _read_header(path: Path) -> _Index:
     size_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        header = file.read(_HEADER.size)
+    header = read_bytes(path, _HEADER.size)
     if not header.startswith(_MAGIC):
         raise NotThisFormatError(f"{path.name} beside it is no Megatron-LM index")
     if len(header) < _HEADER.size:

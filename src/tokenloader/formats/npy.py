@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenloader.formats.extent import Extent, flat_extent
 from tokenloader.formats.format import Candidate, Format, NotThisFormatError, Writer
+from tokenloader.formats.identity import naming
 from tokenloader.formats.quoting import shown
 
 _MAGIC = b"\x93NUMPY"
@@ -20,7 +21,7 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
     path = candidate.path
     if not candidate.head.startswith(_MAGIC):
         raise NotThisFormatError(f"does not begin with {_MAGIC.hex(' ')}")
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         try:
             version = np.lib.format.read_magic(file)
             if version == (1, 0):
@@ -30,6 +31,8 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
                 shape, _, found = np.lib.format.read_array_header_2_0(file)
             else:
                 raise ValueError(f"format version {version}; known are 1.0, 2.0 and 3.0")
+        except OSError:
+            raise
         except Exception as error:
             reason = shown(error)
             raise ValueError(f"{path}: corrupt .npy header ({reason}); fetch or write it again") from None

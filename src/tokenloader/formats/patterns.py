@@ -42,10 +42,10 @@ def each_once(files: Iterable[Path]) -> list[Path]:
             folders[file.parent] = os.path.realpath(file.parent)
         return os.path.join(folders[file.parent], file.name)
 
-    def num_links(file: Path) -> tuple[bool, bool, str]:
+    def rank(file: Path) -> tuple[bool, bool, str]:
         return file.is_symlink(), os.path.abspath(file) != without_links(file), str(file)
 
-    for file in sorted(files, key=num_links):
+    for file in sorted(files, key=rank):
         place = real = way = without_links(file)
         if file.is_symlink():
             real, way = os.path.realpath(file), os.path.dirname(place)

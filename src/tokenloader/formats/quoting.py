@@ -7,8 +7,8 @@ _MOST_NAMED = 10
 _MOST = 300  # characters; a file name has up to 255
 
 
-def shown(text: object) -> str:
-    r"""Returns text in one line of at most 300 characters that does nothing to a terminal.
+def shown(text: object, most: int = _MOST) -> str:
+    r"""Returns text in one line of at most `most` characters that does nothing to a terminal.
 
     What is not printable is escaped, and of a longer text the middle is left out.
 
@@ -16,7 +16,7 @@ def shown(text: object) -> str:
         >>> print(shown("shard\x1b[2J\u202e.npy"))
         shard\x1b[2J\u202e.npy
     """
-    return _cut(printable(_cut(str(text))))
+    return _cut(printable(_cut(str(text), most)), most)
 
 
 def printable(text: str) -> str:
@@ -43,6 +43,6 @@ def printable_messages() -> Iterator[None]:
         raise
 
 
-def _cut(text: str) -> str:
-    half = (_MOST - 3) // 2
-    return text if len(text) <= _MOST else f"{text[:half]}...{text[-half:]}"
+def _cut(text: str, most: int) -> str:
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"

@@ -17,12 +17,20 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from tokenloader.formats.extent import Extent, flat_extent
-from tokenloader.formats.format import Candidate, DoubtfulFormatError, Format, NotThisFormatError, Writer
+from tokenloader.formats.format import (
+    Candidate,
+    DoubtfulFormatError,
+    Format,
+    NotThisFormatError,
+    Writer,
+    read_bytes,
+)
 from tokenloader.formats.quoting import listed, shown
 
 _DTYPES = {"U8": "uint8", "U16": "uint16", "U32": "uint32", "I32": "int32", "I64": "int64"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_BYTES = 248  # as written: room for any count, and after the 8 bytes of its length data is aligned
+_MAX_HEADER_BYTES = 100_000_000  # of the format
 _MAX_INDEX_BYTES = 16 << 20
 
 
@@ -62,12 +70,14 @@ def find(candidate: Candidate, key: str, dtype: np.dtype[Any] | None) -> Extent:
 def read_tensors(candidate: Candidate) -> list[Tensor]:
     """Lists the tensors of a file in the order of its header; DoubtfulFormatError if that is not valid."""
     path = candidate.path
+    header_bytes = int.from_bytes(candidate.head[:8], "little")
+    # Read before the library maps the file: where its disk fails, touching that would kill the process.
+    can_be = header_bytes <= min(candidate.size_bytes - 8, _MAX_HEADER_BYTES)
+    text = read_bytes(path, 8 + header_bytes)[8:] if can_be else b""
     try:
         with safe_open(path, framework="numpy"):
             pass  # opening validates: header, offsets without holes or overlaps, exact file size
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_bytes), object_pairs_hook=_unique)
+        header = json.loads(text, object_pairs_hook=_unique)
     except (SafetensorError, ValueError) as error:
         raise DoubtfulFormatError(
             f"{path}: not a valid safetensors file of {candidate.size_bytes:,} bytes ({shown(error)}); "
@@ -86,7 +96,7 @@ def read_index(candidate: Candidate) -> dict[str, str] | None:
     if not candidate.head.lstrip().startswith(b"{") or candidate.size_bytes > _MAX_INDEX_BYTES:
         return None
     try:
-        weight_map = json.loads(candidate.path.read_bytes()).get("weight_map")
+        weight_map = json.loads(read_bytes(candidate.path)).get("weight_map")
     except (ValueError, RecursionError):
         return None
     is_map = isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values())

@@ -9,17 +9,19 @@ import glob
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from numpy.typing import DTypeLike
 
 from tokenloader.formats.detect import FORMATS, UnknownFormatError, locate
 from tokenloader.formats.extent import Extent, token_dtype
+from tokenloader.formats.foreign import ForeignFileError
 from tokenloader.formats.format import look_at
 from tokenloader.formats.numbered_sets import find_wrong_sets, set_name
 from tokenloader.formats.patterns import each_once, matches
-from tokenloader.formats.quoting import listed, printable, printable_messages, shown
+from tokenloader.formats.quoting import listed, printable, shown
 from tokenloader.formats.safetensors import read_index, read_tensors
 
 _TOKEN_SUFFIXES = list(dict.fromkeys(suffix for format in FORMATS for suffix in format.suffixes))
@@ -29,7 +31,6 @@ _LOGGER = logging.getLogger("tokenloader")
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "dev", "heldout"}
 
 
-@printable_messages()
 def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Extent]:
     """Finds the tokens of a file, or of all files that a path stands for, in natural order.
 
@@ -119,18 +120,24 @@ def _locate_one_format(source: Path, files: list[Path], key: str, dtype: DTypeLi
     extents: list[Extent] = []
     by_format: dict[str, list[Path]] = {}
     unknown: UnknownFormatError | None = None
+    foreign: dict[str, ForeignFileError] = {}
     for file in files:
         try:
-            extents.append(locate(file, key=key, dtype=dtype))
-            if not extents[-1].num_tokens:
-                continue
-            format = extents[-1].format.name
+            extent = locate(file, key=key, dtype=dtype)
         except UnknownFormatError as error:
             unknown, format = unknown or error, "unknown or headerless"
+        except ForeignFileError as error:
+            format = f"no token files but {error.what}"
+            foreign.setdefault(format, error)
+        else:
+            extents.append(extent)
+            if not extent.num_tokens:
+                continue
+            format = extent.format.name
         by_format.setdefault(format, []).append(file)
-    if unknown and not extents:
-        raise unknown
-    _refuse_mixed(source, "files of several formats", by_format, dtype)
+    if not extents and (unknown or foreign):
+        raise unknown or next(iter(foreign.values()))
+    _refuse_mixed(source, "files of several formats", by_format, dtype, not_to_open=foreign)
     return extents
 
 
@@ -144,7 +151,13 @@ def _by_purpose(files: Sequence[Path]) -> dict[str, list[Path]]:
     return groups
 
 
-def _refuse_mixed(source: Path, what: str, groups: dict[str, list[Path]], dtype: DTypeLike | None) -> None:
+def _refuse_mixed(
+    source: Path,
+    what: str,
+    groups: dict[str, list[Path]],
+    dtype: DTypeLike | None,
+    not_to_open: Collection[str] = (),
+) -> None:
     """Raises ValueError if several groups have files; it shows a call that opens each of them."""
     groups = {name: files for name, files in groups.items() if files}
     if len(groups) < 2:
@@ -153,11 +166,27 @@ def _refuse_mixed(source: Path, what: str, groups: dict[str, list[Path]], dtype:
     seen, calls = [], []
     for name, files in groups.items():
         seen.append(f"{name}: {files[0].name}" + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
-        patterns = list(dict.fromkeys(map(_pattern, files)))
-        calls.append(f"open_tokens({(patterns[0] if len(patterns) == 1 else patterns[:3])!r}{given})")
+        if name not in not_to_open:
+            others = [file for other in groups.values() if other is not files for file in other]
+            calls.append(f"open_tokens({_patterns(files, others)}{given})")
     raise ValueError(
         f"{source}: has {what} ({'; '.join(seen)}); open those that belong together: {' or '.join(calls)}"
     )
+
+
+def _patterns(files: Sequence[Path], others: Sequence[Path]) -> str:
+    """Writes what open_tokens takes for these files and no others: up to three patterns, or names."""
+    for general in (_any_number, _any_name):
+        patterns = dict.fromkeys((file.parent, general(file.name)) for file in files)
+        if len(patterns) <= 3 and not any(
+            other.parent == folder and fnmatchcase(other.name, name)
+            for other in others
+            for folder, name in patterns
+        ):
+            written = [str(Path(glob.escape(str(folder))) / name) for folder, name in patterns]
+            return repr(written[0] if len(written) == 1 else written)
+    names = ", ".join(repr(str(file)) for file in files[:3])
+    return f"[{names}{', ...' if len(files) > 3 else ''}]"
 
 
 def _refuse_incomplete(source: Path, files: Sequence[Path]) -> None:
@@ -196,6 +225,9 @@ def _natural(path: Path) -> tuple[list[list[str | int]], str]:
     return [[int(s) if i % 2 else s for i, s in enumerate(part)] for part in split], str(path)
 
 
-def _pattern(file: Path) -> str:
-    name = re.sub("[0-9]+", "*", file.name)
-    return str(file if name == file.name else Path(glob.escape(str(file.parent))) / name)
+def _any_number(name: str) -> str:
+    return re.sub("[0-9]+", "*", glob.escape(name))
+
+
+def _any_name(name: str) -> str:
+    return f"*{glob.escape(Path(name).suffix)}"

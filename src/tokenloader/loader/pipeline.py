@@ -5,6 +5,7 @@ runs them all. The blocks that come out are on their way to the device.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -114,4 +115,5 @@ def _let_malloc_keep_blocks() -> None:
     (mallopt(3), M_MMAP_THRESHOLD). Nothing is written to this array, so it takes no memory. On CPUs, whose
     arrays come from malloc as well, batches of 256x1024 take 0.6 of the time; elsewhere it does nothing.
     """
-    np.empty(24 << 20, np.uint8)
+    with suppress(MemoryError):  # under a tight limit of the process
+        np.empty(24 << 20, np.uint8)

@@ -85,7 +85,13 @@ class Prefetcher(Generic[T]):
         _running[self.thread] = control
         finalizer = weakref.finalize(self, control.stop)
         finalizer.atexit = False  # end_all sees to that, and waits
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"batches are made on a background thread, and the system gives none ({error}); raise the "
+                f"limit on processes (ulimit -u, or the container's on pids), or end some"
+            ) from error
 
     def wait(self, seconds: float) -> bool:
         """Waits for so long, at most, until `peek` need not wait. Ctrl-C interrupts it."""

@@ -228,10 +228,12 @@ class TokenLoader(Generic[T]):
 
         Save it with the parameters that batch led to; `set_state` of a loader made alike then goes on
         with the batch after it. Reads nothing: also when the tokens are closed, or their file is gone,
-        there is a state to save. What the loader has prefetched does not count. What another iterator
-        around it has taken ahead does (flax.jax_utils.prefetch_to_device, a queue of one's own). The
-        loader makes such iterators needless; where there must be one, keep the state of each batch as it
-        goes in, and save that of the last batch that came out::
+        there is a state to save.
+
+        What the loader has prefetched does not count. What another iterator around it has taken ahead
+        does (flax.jax_utils.prefetch_to_device, a queue of one's own). The loader makes such iterators
+        needless; where there must be one, keep the state of each batch as it goes in, and save that of
+        the last batch that came out::
 
             states = collections.deque()
 

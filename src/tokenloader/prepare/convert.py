@@ -3,20 +3,17 @@
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from tqdm import tqdm
 
 from tokenloader.formats.detect import WRITERS
 from tokenloader.formats.format import Writer
+from tokenloader.storage.progress import progress_bar
 from tokenloader.tokens.token_array import TokenArray
 from tokenloader.tokens.writing import blocks, check_place, write_file
-
-token_bar = partial(tqdm, unit=" tokens", unit_scale=True, leave=False)
 
 
 def target_format(path: Path, chosen: str | None) -> Writer:
@@ -55,9 +52,9 @@ def convert(
     def counted_blocks() -> Iterator[NDArray[Any]]:
         for block in blocks(tokens):
             yield block
-            bar.update(len(block))
+            bar.done_bytes += len(block) * dtype.itemsize
 
-    with token_bar(desc="writing", total=len(tokens), disable=not progress) as bar:
+    with progress_bar("writing", len(tokens) * dtype.itemsize, shown=progress) as bar:
         write_file(path, counted_blocks(), dtype, writer, replace=force)
     return num_bytes
 

@@ -5,9 +5,11 @@ next ones. The order of the tokens is that of the files and of the documents in 
 number of cores.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats import safetensors
-from tokenloader.prepare.convert import token_bar
+from tokenloader.formats.quoting import listed, shown
 from tokenloader.prepare.text import import_extra, read_texts
+from tokenloader.storage.progress import progress_bar
 from tokenloader.tokens.writing import write_file
 
 # End-of-text tokens: of GPT-2, NeoX and Qwen; of Llama 3; of Llama 2, Mistral and T5; of Gemma.
@@ -54,7 +57,9 @@ class Tokenizer:
     def __init__(
         self, path: Path, eos_token: str | None = None, *, chunk_characters: int = CHUNK_CHARACTERS
     ) -> None:
-        self._chunk_characters = chunk_characters
+        if eos_token == "":
+            raise ValueError("--eos-token is empty; expected a token of the vocabulary, as <|endoftext|>")
+        self._path, self._chunk_characters = path, chunk_characters
         self._tokenizer = library = _load(path)
         library.no_padding()
         library.no_truncation()
@@ -65,7 +70,7 @@ class Tokenizer:
             special = [token.content for token in library.get_added_tokens_decoder().values()]
             raise ValueError(
                 f"{path}: no token {' or '.join(candidates)} to end documents with; pass --eos-token with "
-                f"one of its special tokens: {', '.join(special) or 'none'}"
+                f"one of its special tokens: {listed(special)}"
             )
         self.eos_token: str = found
         self.eos_id = int(library.token_to_id(found))
@@ -75,7 +80,9 @@ class Tokenizer:
     def encode(self, documents: Sequence[str]) -> NDArray[Any]:
         """Encodes documents on all cores, to [n] ids of them all, an end-of-text id after each."""
         chunks = [split_document(document, self._chunk_characters) for document in documents]
-        encoded = iter(self._tokenizer.encode_batch_fast(list(chain(*chunks)), add_special_tokens=False))
+        with _errors_naming(self._path, "cannot encode these documents"):
+            found = self._tokenizer.encode_batch_fast(list(chain(*chunks)), add_special_tokens=False)
+        encoded = iter(found)
         ids: list[NDArray[Any]] = []
         for chunks_of_one in chunks:
             ids += [np.array(next(encoded).ids, self.dtype) for _ in chunks_of_one]
@@ -86,16 +93,43 @@ class Tokenizer:
 def decoder(path: Path) -> Callable[[NDArray[Any]], str]:
     """Returns a function from ids to their text, special tokens included. Raises as `Tokenizer` does."""
     tokenizer = _load(path)
-    return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+    def decode(ids: NDArray[Any]) -> str:
+        with _errors_naming(path, "cannot decode these tokens"):
+            return str(tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+    return decode
 
 
 def _load(path: Path) -> Any:
     library = import_extra("tokenizers", "tokenizing")
-    text = path.read_text(encoding="utf-8")
+    what = "not a tokenizer.json of the tokenizers library"
+    with _errors_naming(path, what), _without_standard_error():
+        return library.Tokenizer.from_str(path.read_bytes().decode("utf-8-sig"))
+
+
+@contextmanager
+def _errors_naming(path: Path, what: str) -> Iterator[None]:
+    """Turns what the library raises, of no class of its own, into a ValueError that names its file."""
     try:
-        return library.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises no other kind
-        raise ValueError(f"{path}: not a tokenizer.json of the tokenizers library ({error})") from None
+        yield
+    except (OSError, MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        raise ValueError(f"{path}: {what} ({shown(error)})") from error
+
+
+@contextmanager
+def _without_standard_error() -> Iterator[None]:
+    """Drops what is written to descriptor 2: a panic in Rust prints lines there before it is raised."""
+    standard_error = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
 
 
 def tokenize(
@@ -104,30 +138,31 @@ def tokenize(
     tokenizer: Tokenizer,
     *,
     column: str = "text",
+    replace_invalid: bool = False,
     force: bool = False,
     progress: bool = False,
     batch_characters: int = BATCH_CHARACTERS,  # encoded at once, about
 ) -> Tokenized:
     """Writes the tokens of all documents of text files, in order, to a safetensors file.
 
-    Files and `column` are as `read_texts` takes them; raises as `read_texts` and `write_tokens` do, and
-    FileExistsError where the file exists and force is False.
+    Files, `column` and `replace_invalid` are as `read_texts` takes them; raises as `read_texts` and
+    `write_tokens` do, and FileExistsError where the file exists and force is False.
     """
     num_documents = text_bytes = 0
 
     def encoded() -> Iterator[NDArray[Any]]:
         nonlocal num_documents, text_bytes
         texts = chain.from_iterable(
-            read_texts(file, column=column, separator=tokenizer.eos_token) for file in files
+            read_texts(file, column=column, separator=tokenizer.eos_token, replace_invalid=replace_invalid)
+            for file in files
         )
-        for batch in _read_ahead(_batches(texts, batch_characters)):
+        for batch, ids in _encode_ahead(_batches(texts, batch_characters), tokenizer):
             num_documents += len(batch)
             text_bytes += sum(len(document.encode()) for document in batch)
-            ids = tokenizer.encode(batch)
-            bar.update(len(ids))
+            bar.done_bytes = text_bytes
             yield ids
 
-    with token_bar(desc="tokenizing", disable=not progress) as bar:
+    with progress_bar("tokenizing", None, shown=progress) as bar:
         num_tokens = write_file(out, encoded(), tokenizer.dtype, safetensors.WRITER, replace=force)
     return Tokenized(num_documents, num_tokens, text_bytes, tokenizer.dtype.name, tokenizer.eos_id)
 
@@ -145,13 +180,21 @@ def _batches(documents: Iterable[str], batch_characters: int) -> Iterator[list[s
         yield batch
 
 
-def _read_ahead(batches: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yields the batches, while a thread reads the next one."""
-    with ThreadPoolExecutor(1, "tokenloader-text") as pool:
+def _encode_ahead(
+    batches: Iterator[list[str]], tokenizer: Tokenizer
+) -> Iterator[tuple[list[str], NDArray[Any]]]:
+    """Yields batches and their ids, while a thread reads the next batch.
+
+    Another thread encodes: the library takes seconds over a batch, in which this one handles signals.
+    """
+    pool = ThreadPoolExecutor(2, "tokenloader-text")
+    try:
         following = pool.submit(next, batches, None)
         while (batch := following.result()) is not None:
             following = pool.submit(next, batches, None)
-            yield batch
+            yield batch, pool.submit(tokenizer.encode, batch).result()
+    finally:
+        pool.shutdown(wait=False)  # a thread may wait for a pipe that it reads
 
 
 def split_document(document: str, chunk_characters: int) -> list[str]:

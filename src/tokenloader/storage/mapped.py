@@ -53,11 +53,23 @@ class HeldFile:
 def map_read_only(extent: Extent, file: FileIO | None = None) -> tuple[NDArray[Any], HeldFile]:
     """Maps the tokens of an extent, [num_tokens]. Takes no RAM of the process, and reads nothing yet.
 
-    Opens the path if no open handle is given, and raises what `open_file` does.
+    Opens the path if no open handle is given, and raises what `open_file` does; OSError also where there
+    is no address space for the file.
     """
     with nullcontext(file) if file else open_file(extent) as opened, _errors_explained(extent):
         held = HeldFile(str(extent.path), os.dup(opened.fileno()), extent.identity)
-        mapped = _map(held.fileno())
+        try:
+            mapped = _map(held.fileno())
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            num_bytes = os.fstat(held.fileno()).st_size
+            message = (
+                f"mapping it takes {num_bytes / 2**30:.2f} GiB of address space, which the system does "
+                f"not give: raise the limit on that (ulimit -v), or on the number of mappings "
+                f"(vm.max_map_count)"
+            )
+            raise OSError(errno.ENOMEM, message, str(extent.path)) from error
     # Windows are far apart: without this a fault reads a whole read-ahead window (128 KiB to 8 MiB)
     # to use 2 KiB of it. What is worth reading ahead is named to the kernel with start_reading.
     with suppress(AttributeError, OSError):  # an advice: the system may not have it, or not take it

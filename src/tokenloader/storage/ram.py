@@ -1,11 +1,13 @@
 """RAM fills: token files read into RAM by background threads.
 
 Who owns which bytes: the memory of a RamFill is written by its threads, each byte once, and is given out
-when the last byte is in; from then on nobody writes to it. If the reading is stopped before that, the
-memory ends with the threads.
+when the last byte is in; from then on nobody writes to it. If the reading ends before that, for whatever
+reason, the memory ends with the threads. So a failure is kept as text: the traceback of an exception
+would keep the memory that was read into.
 """
 
 import errno
+import logging
 import mmap
 import os
 import threading
@@ -18,7 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.identity import FileIdentity, check_unchanged
 from tokenloader.storage.mapped import HeldFile
+from tokenloader.storage.memory_limits import MemoryLimit, memory_limits
+from tokenloader.storage.progress import Progress
+from tokenloader.storage.reservation import Reservation
 
 _CHUNK_BYTES = 16 << 20
 _NUM_READERS = 4
@@ -26,19 +32,25 @@ _PROGRESS_AFTER_SECONDS = 3.0
 # preadv2, Linux 6.14: a read drops from the page cache what it brought there, and leaves what was.
 _RWF_DONTCACHE = 0x80
 
-_Chunks = Iterator[tuple[FileIO, int, NDArray[Any]]]  # a file, an offset in it, and the bytes to fill
+_Chunk = tuple[FileIO, int, NDArray[Any]]  # a file, an offset in it, and the bytes to fill
+_Failure = tuple[int, str, str]  # errno, text and path
+_log = logging.getLogger("tokenloader")
 
 
 def read_exactly(
     file: FileIO | HeldFile, offset_bytes: int, out: NDArray[Any], dontcache_flag: int = _RWF_DONTCACHE
 ) -> None:
-    """Fills out with the bytes of a file from an offset on. OSError if the file ends before.
+    """Fills out with the bytes of a file from an offset on. OSError if it ends before, or cannot be read.
 
     Leaves the page cache as it was where the system allows that; dontcache_flag=0 does not try.
     """
     left = memoryview(out.view(np.uint8))  # type: ignore[arg-type] # it is a buffer
     while left:
-        count = _read_some(file.fileno(), left, offset_bytes, dontcache_flag)
+        try:
+            count = _read_some(file.fileno(), left, offset_bytes, dontcache_flag)
+        except OSError as error:
+            message = f"cannot be read at byte {offset_bytes:,}: {error.strerror}; does its disk fail?"
+            raise OSError(error.errno, message, str(file.name)) from error
         if not count:
             message = f"ended at byte {offset_bytes:,}, before its tokens did; has it been truncated?"
             raise OSError(errno.EIO, message, str(file.name))
@@ -52,12 +64,18 @@ class RamFill:
 
     Args:
         extents: the tokens to read, of one dtype.
-        files: open handles of the extents; a path may be replaced meanwhile. Closed when the reading ends.
+        files: open handles of the extents; a path may be replaced meanwhile. Closed when the reading
+            ends; they are still the caller's if this raises.
         read: fills an array from a file, from an offset in bytes on.
+        limits: returns the limits on memory, under which it is reserved until it is filled.
 
     Attributes:
         arrays: [num_tokens] of each extent, end to end in memory, once all are read; until then None.
-        error: what ended the reading; None if nothing did.
+        failure: errno, text and path of the OSError that ended the reading; None if none did.
+
+    Raises:
+        MemoryError: there is less memory than the tokens have bytes, or others have reserved it.
+        RuntimeError: the system gives no thread to read on.
     """
 
     def __init__(
@@ -66,85 +84,137 @@ class RamFill:
         files: Sequence[FileIO],
         *,
         read: Callable[[FileIO, int, NDArray[Any]], None] = read_exactly,
+        limits: Callable[[], Sequence[MemoryLimit]] = memory_limits,
         chunk_bytes: int = _CHUNK_BYTES,
         progress_after_seconds: float = _PROGRESS_AFTER_SECONDS,
     ) -> None:
-        num_bytes = sum(extent.nbytes for extent in extents)
-        # Private, so that it is the process's own memory; and not np.empty, for whole, huge pages.
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(AttributeError, OSError):  # Python or the kernel may not know the advice
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        ends = np.cumsum([extent.num_tokens for extent in extents])
-        arrays = np.split(np.frombuffer(memory, extents[0].dtype), ends[:-1])
-        chunks = (
-            (file, extent.offset_bytes + at, array.view(np.uint8)[at : at + chunk_bytes])
-            for extent, file, array in zip(extents, files, arrays, strict=True)
-            for at in range(0, extent.nbytes, chunk_bytes)
-        )
         self.arrays: list[NDArray[Any]] | None = None
-        self.error: Exception | None = None
+        self.failure: _Failure | None = None
+        more = f" and {len(extents) - 1} more" if len(extents) > 1 else ""
+        name = f'{extents[0].path}{more}: residency="ram"'
         self._read, self._files, self._stopped = read, files, False
-        self._lock = threading.Lock()  # guards the chunks and the progress bar
-        from tqdm import tqdm  # which takes 25 ms, and most programs map their files
-
-        self._progress = tqdm(
-            total=num_bytes,
-            desc="reading tokens into RAM",
-            unit="B",
-            unit_scale=True,
-            unit_divisor=1024,
-            delay=progress_after_seconds,
-        )
-        threads = [_start_thread(self._read_chunks, chunks) for _ in range(_NUM_READERS)]
-        self._last_thread = _start_thread(self._finish, threads, arrays)
+        self._failures: dict[int, _Failure] = {}  # by number of chunk
+        self._identities = [
+            extent.identity or FileIdentity.of(file.fileno())
+            for extent, file in zip(extents, files, strict=True)
+        ]
+        self._num_bytes = sum(extent.nbytes for extent in extents)
+        self._progress = Progress("reading tokens into RAM", self._num_bytes, progress_after_seconds)
+        self._lock = threading.Lock()  # guards what follows, and the progress that is counted
+        self._reserved = Reservation(name, self._num_bytes, limits)
+        self._num_running = 0
+        with self._lock:  # no thread goes ahead before all are there
+            try:
+                self._filling = _allocate(name, extents)
+                self._chunks: Iterator[tuple[int, _Chunk]] = enumerate(
+                    (file, extent.offset_bytes + at, array.view(np.uint8)[at : at + chunk_bytes])
+                    for extent, file, array in zip(extents, files, self._filling, strict=True)
+                    for at in range(0, extent.nbytes, chunk_bytes)
+                )
+                self._threads = _start_threads(name, self._run)
+                self._num_running = len(self._threads)
+                self._progress.start()
+            except BaseException:
+                self._stopped = True
+                self._reserved.close()
+                raise
 
     def wait(self) -> None:
-        """Returns when all is read, or an error or stop() has ended the reading."""
-        self._last_thread.join()
+        """Returns when all is read, or a failure or stop() has ended the reading."""
+        for thread in self._threads:
+            thread.join()
 
     def stop(self) -> None:
         """Ends the reading soon; does not wait."""
         self._stopped = True
 
-    def _read_chunks(self, chunks: _Chunks) -> None:
+    def _run(self) -> None:
         try:
-            while not self._stopped:
-                with self._lock:
-                    chunk = next(chunks, None)
-                if chunk is None:
-                    return
+            self._read_chunks()
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                is_last = self._num_running == 0
+            if is_last:
+                self._finish()
+
+    def _read_chunks(self) -> None:
+        while not self._stopped:
+            with self._lock:
+                number, chunk = next(self._chunks, (0, None))
+            if chunk is None:
+                return
+            try:
                 self._read(*chunk)
-                with self._lock:
-                    self._progress.update(len(chunk[2]))
-        except Exception as error:
-            self.error, self._stopped = error, True
+            except Exception as error:
+                self._failures[number] = _failure(chunk[0], error)
+                self._stopped = True
+                return
+            with self._lock:
+                self._progress.done_bytes += len(chunk[2])
+                self._reserved.taken(len(chunk[2]))
 
-    def _finish(self, readers: list[threading.Thread], arrays: list[NDArray[Any]]) -> None:
-        for reader in readers:
-            reader.join()
+    def _finish(self) -> None:
+        filled, self._filling, self._chunks = self._filling, [], iter(())
+        is_full = self._progress.done_bytes == self._num_bytes
+        for number, file in enumerate(self._files):
+            try:
+                with file:
+                    if is_full:
+                        check_unchanged(file.fileno(), file.name, self._identities[number])
+            except OSError as error:
+                self._failures[number] = _failure(file, error)
+        self._reserved.close()
+        if is_full and not self._failures:
+            self.arrays = filled
+        del filled
+        if self._failures:  # told when the memory is let go of: the first in the order of the tokens
+            self.failure = _, text, path = self._failures[min(self._failures)]
+            told = "%s: %s; the tokens are not read into RAM, and go on being read from the mapped files"
+            _log.warning(told, path, text)
         self._progress.close()
-        for file in self._files:
-            file.close()
-        if not self._stopped:
-            self.arrays = arrays
 
 
-def _start_thread(call: Callable[..., None], *arguments: object) -> threading.Thread:
-    thread = threading.Thread(target=call, args=arguments, name="tokenloader-fill", daemon=True)
-    thread.start()
-    return thread
+def _failure(file: FileIO, error: Exception) -> _Failure:
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        return error.errno, error.strerror, str(file.name)
+    return errno.EIO, f"cannot be read into RAM: {type(error).__name__}: {error}", str(file.name)
 
 
-def check_it_fits(extents: Sequence[Extent], available_bytes: int | None) -> None:
-    """Raises MemoryError if the tokens are larger than the memory available; None: unknown."""
+def _allocate(name: str, extents: Sequence[Extent]) -> list[NDArray[Any]]:
+    """Makes an array for each extent, end to end in one piece of memory, which ends with the last."""
     num_bytes = sum(extent.nbytes for extent in extents)
-    if available_bytes is not None and num_bytes > available_bytes:
-        more = f" and {len(extents) - 1} more" if len(extents) > 1 else ""
+    try:
+        # Private, so that it is the process's own memory; and not np.empty, for whole, huge pages.
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
         raise MemoryError(
-            f'{extents[0].path}{more}: residency="ram" needs {num_bytes / 2**30:.2f} GiB and '
-            f"{available_bytes / 2**30:.2f} GiB of memory are available (control group limits included); "
-            f'use residency="mmap", which needs none'
-        )
+            f"{name} needs {num_bytes / 2**30:.2f} GiB, which the system does not give "
+            f"({error.strerror}); raise the limit if there is one (ulimit -v), or use "
+            f'residency="mmap", which needs no memory'
+        ) from error
+    with suppress(AttributeError, OSError):  # Python or the kernel may not know the advice
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    ends = np.cumsum([extent.num_tokens for extent in extents])
+    return np.split(np.frombuffer(memory, extents[0].dtype), ends[:-1])
+
+
+def _start_threads(name: str, run: Callable[[], None]) -> list[threading.Thread]:
+    """Starts as many threads as the system gives; RuntimeError if that is none."""
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(_NUM_READERS):
+            thread = threading.Thread(target=run, name="tokenloader-fill", daemon=True)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError as error:
+        if not threads:
+            raise RuntimeError(
+                f"{name} reads on background threads, and the system gives none ({error}); raise the limit "
+                f"on processes (ulimit -u, or the container's on pids), end some, or use "
+                f'residency="mmap"'
+            ) from error
+    return threads
 
 
 def _read_some(descriptor: int, out: memoryview, offset: int, dontcache_flag: int) -> int:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, get_args
@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
-from tokenloader.formats.quoting import shown
+from tokenloader.formats.quoting import printable, printable_messages
 from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.coordination import telling_of_errors
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
 from tokenloader.storage.mapped import hold_file_under, is_mapped, map_read_only, open_file
-from tokenloader.storage.memory_limits import available_bytes
-from tokenloader.storage.ram import RamFill, check_it_fits
+from tokenloader.storage.ram import RamFill
 from tokenloader.tokens.part import Part
 from tokenloader.tokens.store import Store
 from tokenloader.tokens.token_array import Residency, TokenArray
@@ -56,7 +55,8 @@ def open_tokens(
             - a pattern such as "fineweb_train_*.bin", `**` for directories of any depth included;
             - an index NAME.safetensors.index.json: the files in its set that have the tensor;
             - `hf://datasets/OWNER/NAME[@REVISION]/FILE`, fetched into the Hugging Face cache first;
-            - a 1-D integer numpy array, which is copied only if it is not contiguous;
+            - a 1-D integer numpy array, which is copied only if it is not contiguous; np.memmap and other
+              arrays that are mapped from files are read as mapped files are;
             - an open TokenArray, whose memory the result shares; neither's close() takes bytes from the
               other. One that is being read into RAM is waited for.
         key: the tensor's name, in safetensors files.
@@ -64,13 +64,15 @@ def open_tokens(
             "int32" or "int64", little-endian.
         residency: how files are held. "mmap" maps them: open at once, no RAM but the page cache. "ram"
             also opens at once, and reads them into RAM in the background, with a progress bar when that
-            takes more than a few seconds; until then, windows come from the mapped files. Arrays and open
-            TokenArrays stay held as they are.
+            takes more than a few seconds; until then, and should it fail, windows come from the mapped
+            files. Each process has its own copy. Arrays and open TokenArrays stay held as they are.
 
     Raises:
-        OSError: a file is missing or unreadable, nothing matches a pattern, or the Hub cannot be
-            reached and the file is not in the local cache.
-        MemoryError: residency is "ram" and the files are larger than the memory available.
+        OSError: a file is missing or unreadable, or changes while it is opened, nothing matches a
+            pattern, or the Hub cannot be reached and the file is not in the local cache.
+        MemoryError: residency is "ram" and the files are larger than the memory available, less what
+            other processes of this host are about to read into RAM.
+        RuntimeError: residency is "ram" and the system gives no thread to read on.
         ValueError: the contents are not tokens as described, or not of one dtype (each error says what
             was found, what was expected and what to do), or the arguments do not go together.
         TypeError: source is of another type.
@@ -84,7 +86,8 @@ def open_tokens(
     """
     if residency not in get_args(Residency):
         raise ValueError(f'residency={residency!r}; expected "mmap" or "ram"')
-    found = _find(_as_sequence(source), key=key, dtype=dtype)
+    with printable_messages():
+        found = _find(_as_sequence(source), key=key, dtype=dtype)
     for one in found[1:]:
         if one.dtype != found[0].dtype:
             both = f"{_name(one)} holds {one.dtype} tokens and {_name(found[0])} {found[0].dtype}"
@@ -100,17 +103,14 @@ def join(
     residency: Residency,
     *,
     start_fill: Callable[[Sequence[Extent], Sequence[FileIO]], RamFill] = RamFill,
-    available: Callable[[], int | None] = available_bytes,
     kernel: KernelAdvice = KERNEL,
 ) -> TokenArray:
     """Makes one axis of files, contiguous arrays and open tokens, all of one dtype.
 
-    start_fill begins to read extents into RAM, given their open handles, which it closes; available
-    returns the bytes of memory that may be taken, None if unknown; kernel advises on what is mapped.
+    start_fill begins to read extents into RAM, given their open handles, which it closes unless it raises;
+    kernel advises on what is mapped.
     """
     to_fill = [source for source in sources if isinstance(source, Extent) and residency == "ram"]
-    if to_fill:
-        check_it_fits(to_fill, available())
     parts: list[Part] = []
     with ExitStack() as stack:
         # One opening serves the mapping and the reading: meanwhile a path may name another file.
@@ -121,7 +121,8 @@ def join(
                 array, file = map_read_only(source, next(opened, None))
                 parts.append(Part(array, "filling" if to_fill else "mapped", source, file))
             elif isinstance(source, TokenArray):
-                source.wait_until_loaded()
+                with suppress(OSError):  # what cannot be read into RAM stays mapped
+                    source.wait_until_loaded()
                 parts += source._parts()
             elif is_mapped(source):
                 parts.append(Part(source, "mapped", file=hold_file_under(source)))
@@ -177,7 +178,7 @@ def _find(sources: Sequence[OneSource], *, key: str, dtype: DTypeLike | None) ->
     if not found:
         others = f", nor have {len(empty) - 1} more files" if empty[1:] else ""
         raise ValueError(
-            f"{shown(empty[0].path)}: has no tokens, as the file or its index says "
+            f"{empty[0].path}: has no tokens, as the file or its index says "
             f"({empty[0].format.name}){others}; was the conversion completed?"
         )
     if dtype is not None and not paths:
@@ -214,5 +215,5 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
 
 def _name(found: _Found) -> str:
     if isinstance(found, Extent):
-        return str(found.path)
+        return printable(str(found.path))
     return found._name if isinstance(found, TokenArray) else "array"

@@ -29,6 +29,12 @@ class Part(NamedTuple):
         """Returns the tokens within a slice of the part."""
         return self._replace(array=self.array[within], first=self.first + within.start)
 
+    def filled_by(self, array: NDArray[Any] | None) -> Part:
+        """Returns the part as held when a RamFill has ended, which made an array of it, or failed."""
+        if array is None:
+            return self._replace(held="mapped")
+        return self._replace(array=array, held="ram", file=None)
+
     @property
     def file_extent(self) -> Extent | None:
         """Where in the file exactly these tokens lie; None for an array that was given."""
@@ -69,7 +75,11 @@ class Part(NamedTuple):
         the part that begins there.
         """
         assert self.extent is not None
-        boundaries = read_document_boundaries(self.extent)
+        try:
+            boundaries = read_document_boundaries(self.extent)
+        except MemoryError as error:
+            message = f"{self.extent.index_path}: where documents end does not fit into memory: {error}"
+            raise MemoryError(message) from error
         begin, end = self.first, self.first + len(self.array)
         low = min(boundaries.searchsorted(begin), boundaries.searchsorted(begin, "right") - 1)
         high = boundaries.searchsorted(end) + 1 if end < self.extent.num_tokens else len(boundaries)

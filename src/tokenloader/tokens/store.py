@@ -32,8 +32,9 @@ class Memory:
     was opened is an OSError: what was copied of it may be neither its old contents nor its new.
     """
 
-    def __init__(self, parts: Sequence[Part], kernel: KernelAdvice = KERNEL) -> None:
+    def __init__(self, parts: Sequence[Part], kernel: KernelAdvice = KERNEL, name: str = "array") -> None:
         self.parts, self.kernel = parts, kernel
+        self.name = name  # what the tokens are called in messages
         self.is_mapped = any(part.held != "ram" for part in parts)  # any of it
         # If any is, each part is a stretch of the axis, so that the parts of ranges are known.
         self.axis = Axis([part.array for part in parts], joins=not self.is_mapped)
@@ -97,26 +98,34 @@ class Store:
         fill: RamFill | None = None,
         kernel: KernelAdvice = KERNEL,
     ) -> None:
-        self.name = name  # what the tokens are called in messages
-        self.fill = fill  # reads the parts that are "filling"; None once they are in RAM
-        self.current = Memory(parts, kernel)  # as held now, also when the fill has failed
+        self.fill = fill  # reads the parts that are "filling"; None once it has ended
+        self.fill_failure: tuple[int, str, str] | None = None  # as in RamFill
+        self.current = Memory(parts, kernel, name)  # as held now
         if fill is not None:
             weakref.finalize(self, fill.stop)
 
     def memory(self) -> Memory:
-        """Returns the memory, for as long as the caller keeps it. OSError if a file could not be read."""
+        """Returns the memory as held now, for as long as the caller keeps it."""
         fill = self.fill
-        if fill is not None and fill.error is not None:
-            raise fill.error
-        if fill is not None and fill.arrays is not None:
-            # Two threads may come here at once; both make the same of it.
-            filled = iter(fill.arrays)
+        if fill is not None and (fill.arrays is not None or fill.failure is not None):
+            # Two threads may come here at once; both make the same of it. What could not be read into
+            # RAM stays mapped.
+            filled = iter(fill.arrays or [])
             parts = [
-                part._replace(array=next(filled), held="ram", file=None) if part.held == "filling" else part
+                part.filled_by(next(filled, None)) if part.held == "filling" else part
                 for part in self.current.parts
             ]
-            self.current, self.fill = Memory(parts, self.current.kernel), None
+            self.fill_failure = fill.failure
+            self.current, self.fill = Memory(parts, self.current.kernel, self.current.name), None
         return self.current
+
+
+def no_memory(name: str, num_tokens: int, dtype: np.dtype[Any]) -> MemoryError:
+    """The error for a copy of tokens that does not fit into memory; name: where they come from."""
+    return MemoryError(
+        f"{name}: a copy of {num_tokens:,} {dtype} tokens needs {num_tokens * dtype.itemsize / 2**30:.2f} "
+        f"GiB of memory, which the system does not give; take fewer at once"
+    )
 
 
 def _read_part(part: Part, at_bytes: int, out: NDArray[np.uint8], stopped_by: int) -> None:

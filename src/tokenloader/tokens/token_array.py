@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from tokenloader.formats.extent import Extent
 from tokenloader.tokens.located_windows import LocatedWindows
 from tokenloader.tokens.part import Part
-from tokenloader.tokens.store import Memory, Store
+from tokenloader.tokens.store import Memory, Store, no_memory
 
 # How the tokens of files are held: "mmap", read from mapped files; "ram", read into RAM.
 Residency = Literal["mmap", "ram"]
@@ -30,7 +31,6 @@ class TokenArray:
     Attributes:
         dtype: numpy dtype of one token.
         nbytes: bytes of all tokens.
-        residency: "mmap" if any of the tokens are read from mapped files, else "ram".
 
     Example:
         >>> with tl.open_tokens(np.arange(100, dtype=np.uint16)) as tokens:
@@ -45,14 +45,13 @@ class TokenArray:
         """Tokens [begin, end) of a store's axis; end None: to its end."""
         axis = store.current.axis
         self._begin, self._end = begin, len(axis) if end is None else end
-        self._name = store.name
+        self._name = store.current.name
         if len(self) < len(axis):
             self._name += f"[{self._begin:_}:{self._end:_}]"
         self._store: Store | None = store
-        held = {part.held for part in store.current.parts_between(self._begin, self._end)}
         self.dtype: np.dtype[Any] = axis.dtype
         self.nbytes: int = len(self) * self.dtype.itemsize
-        self.residency: Residency = "mmap" if "mapped" in held else "ram"
+        self._residency = _residency(store.current.parts_between(self._begin, self._end))
         self._fingerprint: str | None = None
         self._documents: NDArray[np.int64] | None = None
 
@@ -64,6 +63,17 @@ class TokenArray:
         state = "closed" if self._store is None else self.residency
         return f"TokenArray({self._name}: {len(self):,} {self.dtype} tokens, {size}, {state})"
 
+    @property
+    def residency(self) -> Residency:
+        """How the tokens are held: "mmap" if any of them are read from mapped files, else "ram".
+
+        Those that are still being read into RAM count as there. Where that fails, they stay mapped.
+        """
+        store = self._store
+        if store is not None:  # closed, they are what they were
+            self._residency = _residency(store.memory().parts_between(self._begin, self._end))
+        return self._residency
+
     @overload
     def __getitem__(self, index: SupportsIndex) -> np.integer[Any]: ...
     @overload
@@ -74,7 +84,10 @@ class TokenArray:
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return self.gather(np.arange(start, stop, step), 1).reshape(-1)
-            out = np.empty(max(0, stop - start), self.dtype)
+            try:
+                out = np.empty(max(0, stop - start), self.dtype)
+            except MemoryError as error:
+                raise no_memory(self._name, stop - start, self.dtype) from error
             self._memory().copy(self._begin + start, out)
             return out
         position = operator.index(index)
@@ -183,7 +196,7 @@ class TokenArray:
         Raises:
             IndexError: a window does not lie within the tokens.
             ValueError: starts or length is of the wrong shape or dtype; or the array is closed.
-            OSError: a file was truncated, or its disk fails.
+            OSError: a file was truncated or written to since it was opened, or its disk fails.
         """
         return self.locate(starts, length).copy()
 
@@ -199,13 +212,16 @@ class TokenArray:
         """Waits until all tokens are in RAM, for residency "ram"; else returns at once.
 
         Raises:
-            OSError: a file cannot be read, or ends before its tokens do.
+            OSError: a file could not be read into RAM: it cannot be read, ends before its tokens do, or was
+                written to meanwhile. Whatever of it can be read goes on being read as a mapped file.
             ValueError: the array is closed.
         """
         fill = self._open_store().fill  # and not the store: while this waits, close() may end it
         if fill is not None:
             fill.wait()
         self._memory()
+        if (failure := self._open_store().fill_failure) is not None:
+            raise OSError(*failure)
 
     def fingerprint(self) -> str:
         """A name for a sample of the contents: "DTYPE:NUM_TOKENS:HASH", equal for equal tokens.
@@ -249,3 +265,7 @@ class TokenArray:
 
     def _parts(self) -> list[Part]:
         return self._memory().parts_between(self._begin, self._end)
+
+
+def _residency(parts: Sequence[Part]) -> Residency:
+    return "mmap" if any(part.held == "mapped" for part in parts) else "ram"

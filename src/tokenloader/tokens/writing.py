@@ -42,7 +42,7 @@ def write_tokens(
 
     Args:
         path: the file, which appears when it is complete. One that exists is replaced then, and stays
-            as it was if anything fails.
+            as it was if anything fails. What a killed writer of the same file left is removed.
         arrays: 1-D arrays of integers of any dtype, one after the other: any iterable of them, also a
             generator that makes them on the way. Or one such array, or an open TokenArray.
         dtype: numpy dtype of one token in the file: "uint8", "uint16", "uint32", "int32" or "int64".
@@ -220,8 +220,7 @@ def _publish(temporary: Path, target: Path, path: Path, *, replace: bool) -> Non
             return
     except FileExistsError:
         raise FileExistsError(
-            f"{path} was made by something else while it was being written, and stays as it is; write to "
-            f"another file, or --force replaces it"
+            f"{path} exists by now, and stays as it is; write to another file, or --force replaces it"
         ) from None
     try:
         os.replace(temporary, target)
