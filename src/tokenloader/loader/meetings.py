@@ -25,7 +25,7 @@ LOG_SECONDS, GIVE_UP_SECONDS = 60.0, 600.0
 # For so long what seems to keep a missing process may be something that it does before it comes.
 PATIENCE_SECONDS = 10.0
 _SLICE_SECONDS = 0.5  # between two looks at notes; Ctrl-C waits as long
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.001, 0.25  # of the lowest member, between looks
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.001, 0.05  # of the lowest member, between looks
 
 _ORDER = (
     "Every process of a sharding makes the same loaders, and calls set_state() and the first next() after "
