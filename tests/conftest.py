@@ -21,6 +21,7 @@ SLOW_FILES = (
     "docs/test_examples.py",
     "loader/test_checkpoints.py",
     "loader/test_devices.py",
+    "loader/test_failing_processes.py",
     "loader/test_loader_processes.py",
     "loader/test_processes.py",
     "loader/test_resume.py",

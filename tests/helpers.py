@@ -182,6 +182,7 @@ class WatchedWindows:
     def __init__(self, windows, before):
         self.windows, self.before = windows, before
         self.is_cached, self.prefetch = windows.is_cached, windows.prefetch
+        self.first_not_cached = windows.first_not_cached
 
     def copy(self):
         if threading.current_thread() is not threading.main_thread():
@@ -236,22 +237,51 @@ class RecordedWindows:
         return self.windows.copy()
 
 
+class KeyValueStore:
+    """What jax's coordination service is to its clients, for processes that are threads of a test."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        with self.changed:
+            assert allow_overwrite or key not in self.values, f"ALREADY_EXISTS: {key}"
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key, timeout_in_ms):
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
+                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            return self.values[key]
+
+    def key_value_dir_get(self, key):
+        with self.changed:
+            return [item for item in self.values.items() if item[0].startswith(key)]
+
+    def key_value_delete(self, key):
+        with self.changed:
+            for name in [name for name in self.values if f"{name}/".startswith(f"{key}/")]:
+                del self.values[name]
+
+
 class OverProcesses(Placement):
     """The placement of a loader whose batches lie on other processes' devices, too."""
 
     is_local = False
 
 
-def interrupted(function, point, within="tokenloader"):
+def interrupted(function, point, within="tokenloader", instead=None):
     """Whether function() was interrupted at a point: a bytecode, counted from 0 over its calls.
 
     A KeyboardInterrupt is raised before that bytecode of the package `within`, as by Ctrl-C: Python
     delivers that between two bytecodes. False: there are fewer, and the function ran to its end.
+    Where `instead` is given it is called there, as a signal handler is.
     """
-    count = 0
+    count, was_called = 0, False
 
     def trace(frame, event, _):
-        nonlocal count
+        nonlocal count, was_called
         module, caller = (
             each.f_globals.get("__name__", "") if each else "" for each in (frame, frame.f_back)
         )
@@ -260,8 +290,13 @@ def interrupted(function, point, within="tokenloader"):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            if count == point:
+            if count == point and instead is None:
                 raise KeyboardInterrupt
+            if count == point:
+                count, was_called = count + 1, True
+                sys.settrace(before)
+                instead()
+                sys.settrace(trace)
             count += 1
         return trace
 
@@ -276,4 +311,4 @@ def interrupted(function, point, within="tokenloader"):
         return True
     finally:
         sys.settrace(before)
-    return False
+    return was_called

@@ -181,10 +181,10 @@ def test_counters_are_the_seconds_and_faults_of_each_part():
     counters = Counters(clock=times.__next__, count_faults=faults.__next__)
     for _ in blocks_of(open_tokens(TOKENS), RandomWindows(0), 2, 2, counters=counters):
         pass
-    assert counters.gather_seconds == 1.0 + 4.0
-    assert counters.transfer_seconds == 2.0 + 8.0
+    assert counters.gathering.seconds == 1.0 + 4.0
+    assert counters.transferring.seconds == 2.0 + 8.0
     assert counters.major_page_faults == 2 + 3
-    assert (counters.batches, counters.wait_seconds) == (0, 0.0)  # the caller's
+    assert (counters.batches, counters.waiting.seconds) == (0, 0.0)  # the caller's
 
 
 def test_major_page_faults_are_those_of_the_thread_where_the_system_tells(monkeypatch):

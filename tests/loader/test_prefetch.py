@@ -134,6 +134,24 @@ def test_a_slow_source_is_waited_for(start):
     assert [take(prefetcher) for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
+def test_a_wait_has_an_end_and_says_whether_peek_would_wait(start):
+    source = Queue()
+    prefetcher = start(iter(source.get, None), 1)
+    assert not prefetcher.wait(0.01)
+    source.put("item")
+    assert prefetcher.wait(5)
+    assert prefetcher.wait(0)
+    assert take(prefetcher) == "item"
+    source.put(None)
+    assert prefetcher.wait(5)
+    with pytest.raises(StopIteration):
+        prefetcher.peek()
+    prefetcher.stop()
+    assert prefetcher.wait(5)
+    with pytest.raises(PrefetcherStoppedError):
+        prefetcher.peek()
+
+
 def test_a_slow_taker_finds_the_items_made_meanwhile(start):
     made = []
     prefetcher = start((made.append(i) or i for i in range(100)), 3)

@@ -1,87 +1,15 @@
 """Several processes on one machine, each with its devices of one global mesh, as on several hosts."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import tempfile
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run
 
 import tokenloader as tl
 from tokenloader.loader.transform_names import transform_names
 from tokenloader.plans.cursor import probe
-
-HEAD = textwrap.dedent("""
-    import functools, itertools, json, os, sys
-    from dataclasses import dataclass
-    import jax
-    here, count, port = map(int, sys.argv[1:4])
-    if count > 1:
-        jax.distributed.initialize(f"localhost:{port}", count, here)
-    # What is read below is read explicitly; what the loader sends it must send so too.
-    jax.config.update("jax_transfer_guard", "disallow")
-    if hasattr(jax.config, "jax_thread_guard"):  # jax 0.9
-        jax.config.update("jax_thread_guard", True)
-    import numpy as np
-    from jax.experimental import multihost_utils
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    import tokenloader as tl
-    from helpers import RecordedTokens, make_mesh, watched_tokens
-
-    # Gloo, which makes the collectives on CPUs, writes to stdout what it likes.
-    print = functools.partial(print, file=open(sys.argv[4], "w"), flush=True)
-
-    def mesh(shape, axis_type=AxisType.Auto):
-        return make_mesh(*shape, names=("data", "seq", "model"), axis_type=axis_type)
-
-    def everywhere(x):
-        with jax.transfer_guard("allow"):
-            return np.asarray(multihost_utils.process_allgather(x, tiled=True))
-""")
-
-
-HELPERS = str(Path(__file__).parents[1])
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
-
-
-def run(count, script, *, devices=8, timeout=110):
-    """What each of `count` processes printed, with `devices` among them in all."""
-    port, env = str(free_port()), dict(os.environ, JAX_PLATFORMS="cpu")
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [HELPERS, env.get("PYTHONPATH")]))
-    env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices // count}"
-    program = [sys.executable, "-c", HEAD + textwrap.dedent(script)]
-    with tempfile.TemporaryDirectory() as folder:
-        printed = [Path(folder) / str(i) for i in range(count)]
-        started = [
-            subprocess.Popen(
-                [*program, str(i), str(count), port, str(printed[i])],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=env,
-            )
-            for i in range(count)
-        ]
-        try:
-            errors = [process.communicate(timeout=timeout)[1] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
-        for process, error in zip(started, errors, strict=True):
-            assert process.returncode == 0, error
-        return [path.read_text() for path in printed]
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -241,7 +169,8 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
     begin = "the processes of this run have different arguments for TokenLoader:\n"
     probes = [probe(tl.ShuffledEpochs(seed).bind(5000, 16), 1 << 20) for seed in (0, 1)]
     name = "code and values of the transform"
-    names = [transform_names(each)[name] for each in (tl.next_token, tl.segment_documents(7))]
+    transforms = tl.next_token, tl.segment_documents(7), tl.segment_documents(bos_id=7)
+    names = [transform_names(each)[name] for each in transforms]
     names[0] = f"{name}: {names[0]}"
     three_epochs = tl.ShuffledEpochs(0, num_epochs=3).bind(5000, 16)
     end = three_epochs.num_samples
@@ -263,6 +192,7 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
             + f"  {names[0]} on processes 0, 1, 3; {names[1]} on process 2\n"
             + "  transform: next_token on processes 0, 1, 3; SegmentDocuments(eos_id=7) on process 2\n"
             + begin
+            + f"  {names[0]} on processes 0, 1, 3; {names[2]} on process 2\n"
             + "  transform: next_token on processes 0, 1, 3; SegmentDocuments(bos_id=7) on process 2\n"
             + "the same\n['plan']\n"
             + "the same\n" * 2
@@ -408,31 +338,27 @@ def test_an_error_of_one_process_does_not_set_it_apart_from_the_others():
     assert printed == ["0\n", "1\n"]
 
 
-def test_a_mesh_that_leaves_this_process_or_others_out_is_an_error_at_construction():
+def test_a_mesh_that_leaves_this_process_out_is_an_error_at_construction():
     printed = run(
-        4,
+        2,
         """
         tokens = tl.open_tokens(np.arange(500, dtype=np.uint16))
-        two = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+        other = jax.sharding.Mesh(np.array(jax.devices()[1 - here :][:1]), ("data",))
         try:
-            tl.TokenLoader(tokens, 4, 16, sharding=NamedSharding(two, P("data")))
+            tl.TokenLoader(tokens, 4, 16, sharding=NamedSharding(other, P("data")))
         except ValueError as error:
             print(str(error).split("PartitionSpec")[-1].split(" has ", 1)[1])
         mine = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
         with tl.TokenLoader(tokens, 4, 16, sharding=NamedSharding(mine, P("data"))) as loader:
             print(next(loader).inputs.shape)
         """,
-        devices=4,
-    )
-    inside = (
-        "devices of processes 0, 1, but the program has 4 processes; make its mesh of all "
-        "jax.devices(), or of jax.local_devices() for batches of one process alone\n(4, 16)\n"
+        devices=2,
     )
     outside = (
-        "no device of this process, {} of 4, but of processes 0, 1; make its mesh of all "
-        "jax.devices(), or of jax.local_devices() for batches of this process alone\n(4, 16)\n"
+        "no device of this process, {} of 2, but of process {}; make the loader in those processes only, "
+        "or its mesh of all jax.devices()\n(4, 16)\n"
     )
-    assert printed == [inside, inside, outside.format(2), outside.format(3)]
+    assert printed == [outside.format(0, 1), outside.format(1, 0)]
 
 
 ELASTIC = """

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from helpers import interrupted, planned_rows, random_tokens, watched_tokens
+from helpers import eventually, interrupted, planned_rows, random_tokens, watched_tokens
 
 import tokenloader as tl
 from tokenloader.loader.prefetch import Prefetcher
@@ -20,6 +20,7 @@ KINDS = {  # prefetch and transform; with prefetch=8 small batches come in group
 }
 GROUP = 5
 PLAN = tl.ShuffledEpochs(0)
+CLOSED = "this TokenLoader was closed; make another"
 
 
 def make_loader(kind, plan=PLAN, tokens=None):
@@ -190,3 +191,28 @@ def test_ctrl_c_while_the_thread_is_being_ended_does_not_hang_the_next_batch(kin
             with pytest.raises(KeyboardInterrupt):
                 loader.set_state(state)
         check_next_batches(loader, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken"), [("grouped", 0), ("grouped", GROUP), ("ungrouped", 1), ("raw", 1)]
+)
+def test_close_at_any_point_of_next_ends_it_and_the_thread(kind, taken, own_threads):
+    # As a signal handler calls close(), between any two bytecodes; another thread can do nothing else.
+    def next_batch():
+        try:
+            next(loader)
+        except ValueError as error:
+            if CLOSED not in str(error):
+                raise
+
+    point, was_closed = 0, True
+    while was_closed:
+        with make_loader(kind) as loader:
+            for _ in range(taken):
+                next(loader)
+            was_closed = interrupted(next_batch, point, instead=loader.close)
+        with pytest.raises(ValueError, match=CLOSED):
+            next(loader)
+        assert eventually(lambda: own_threads() == [])
+        point += 1
+    assert point > 60

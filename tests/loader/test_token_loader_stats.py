@@ -5,7 +5,7 @@ import threading
 import time
 
 import jax
-from helpers import random_tokens
+from helpers import eventually, random_tokens, watched_tokens
 
 import tokenloader as tl
 
@@ -23,14 +23,29 @@ def test_stats_are_exact_sums(tokens, monkeypatch):
         return next(waits) if on_main_thread else system_clock()
 
     # Without a transform, each batch is taken when it is asked for and not before.
-    loader = tl.TokenLoader(tokens, 4, 100, plan=tl.SequentialWindows(), prefetch=1, transform=None)
-    assert loader.stats == tl.LoaderStats(0, 0, 0.0, 0.0, 0.0, 0)
     with monkeypatch.context() as patches:
         patches.setattr(time, "perf_counter", clock)
+        loader = tl.TokenLoader(tokens, 4, 100, plan=tl.SequentialWindows(), prefetch=1, transform=None)
+        assert loader.stats == tl.LoaderStats(0, 0, 0.0, 0.0, 0.0, 0)
         assert len(list(loader)) == 3
     stats = loader.stats
     assert (stats.batches, stats.tokens) == (3, 3 * 4 * 100)
     assert stats.wait_seconds == 1.0 + 2.0 + 3.0  # the wait for the end is no wait for a batch
+
+
+def test_stats_count_a_wait_while_it_lasts_also_for_another_thread():
+    going = threading.Event()
+    with tl.TokenLoader(watched_tokens(going.wait, TOKENS), 2, 10, transform=None) as loader:
+        taking = threading.Thread(target=next, args=(loader,))
+        taking.start()
+        try:
+            assert eventually(lambda: loader.stats.wait_seconds > 0.05 < loader.stats.gather_seconds)
+            assert loader.stats.batches == 0
+        finally:
+            going.set()
+        taking.join()
+        before = loader.stats
+        assert loader.stats.wait_seconds == before.wait_seconds >= 0.05
 
 
 def test_stats_are_a_snapshot_and_count_since_the_loader_was_made(tokens):

@@ -1,101 +1,178 @@
-"""Agreement: all processes of a run learn at once when one of them was given something else.
+"""Agreement: a loader's meetings with those that the other processes of its sharding make.
 
-Each process describes what it was given. One small collective on the caller's thread gathers a hash of each
-description; only where hashes differ the descriptions are gathered too, so that every process raises the
-same error.
+They meet in the constructor, in set_state(), and in the first next() after either and in a new pass. What
+one of them was given, or refuses, or fails in, is an error on all.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from numpy.typing import NDArray
 
-from tokenloader.loader.sharding import mesh_context, processes_in_words
+from tokenloader.loader.meetings import Meeting
+from tokenloader.loader.notes import notes
+from tokenloader.loader.sharding import members_of
+from tokenloader.plans.cursor import Cursor
+from tokenloader.storage.coordination import in_words, telling_of_errors
+
+_said: set[str] = set()  # warnings that come once in a process
 
 
-@contextmanager
-def check_same_across_processes(what: str, enabled: bool) -> Iterator[dict[str, Any]]:
-    """Compares what the processes were given: at the end of the block each waits until all are there.
+class Agreement:
+    """What a loader has agreed on with the loaders of the same members, processes of the program.
 
-    An error in the block is compared too: what one process alone refuses must not leave the others waiting.
-
-    Yields a dict to fill with the values to compare, by name; JSON can hold each. `what` names them all in
-    the error. Where it is not enabled, they are this process's own affair.
-
-    Raises:
-        ValueError: on every process, if one has another value or an error: each difference, and whose.
-        Exception: the block's own error, if it raised one in every process.
+    Attributes:
+        members: the processes of the sharding, ascending; [] where this one is alone, or its sharding is
+            not one.
+        notes: of this process; None in a program of one.
+        is_due: whether the next `next()` is to meet.
     """
-    given: dict[str, Any] = {}
-    if not enabled:
-        yield given
-        return
-    raised: Exception | None = None
-    try:
-        yield given
-    except Exception as error:
-        raised, given = error, {"error": f"{type(error).__name__}: {error}"}
-    try:
-        _compare(given, what, raised)
-    finally:
-        del raised  # the error holds this frame; without the cycle both are freed at once
 
-
-def _compare(given: dict[str, Any], what: str, raised: Exception | None) -> None:
-    text = json.dumps(given, sort_keys=True).encode()
-    size_and_hash = len(text).to_bytes(8, "little") + hashlib.blake2b(text, digest_size=16).digest()
-    hashes = _gather(np.frombuffer(size_and_hash, np.uint8))
-    if not (hashes == hashes[0]).all():
-        longest = int(hashes[:, :8].copy().view("<u8").max())
-        padded = np.frombuffer(text.ljust(longest), np.uint8)
-        described = [json.loads(bytes(row)) for row in _gather(padded)]
-        if not all("error" in each for each in described):
-            raise ValueError(differences_in_words(described, what)) from raised
-    if raised is not None:
-        raise raised
-
-
-def differences_in_words(described: list[dict[str, Any]], what: str) -> str:
-    """Returns the error's text: for each name that differs, which processes have which value."""
-    lines = []
-    failed = any("error" in given for given in described)
-    for name in ["error"] if failed else described[0]:
-        holders: dict[str, list[int]] = {}
-        for process, given in enumerate(described):
-            holders.setdefault(str(given.get(name, "none")), []).append(process)
-        if len(holders) > 1:
-            lines.append(
-                f"  {name}: "
-                + "; ".join(f"{value} on {processes_in_words(found)}" for value, found in holders.items())
+    def __init__(self, sharding: object) -> None:
+        self.members = members_of(sharding)
+        self.notes = notes()
+        self.is_due = False
+        self._meets = bool(self.members) and self.notes is not None
+        self._name = ""  # equal in all members, once they have met
+        self._meeting: Meeting | None = None  # of next(), while it lasts
+        self._note: str | None = None  # of a next() that has failed
+        if self.members and self.notes is None:
+            _warn_once(
+                f"this program has {jax.process_count()} processes without jax.distributed.initialize(): "
+                f"arguments, states and positions are not compared between them, and none hears of an "
+                f"error in another. Call it before anything else of jax",
+                stacklevel=4,
             )
-    return f"the processes of this run have different {what}:\n" + "\n".join(lines)
+
+    @contextmanager
+    def on_arguments(self) -> Iterator[dict[str, Any]]:
+        """Compares what processes were given: at the end of the block each waits until all are there.
+
+        An error in the block is compared too: what one process alone refuses must not leave the others
+        waiting. Yields a dict to fill with the values to compare, by name; JSON can hold each.
+
+        Raises:
+            ValueError, OtherProcessError, TimeoutError: on every process, as `Meeting.finish` describes.
+            Exception: the block's own error, if it raised one in every process.
+        """
+        if self._meets:
+            with self._met("TokenLoader()", "arguments for TokenLoader") as given:
+                yield given
+        else:
+            with telling_of_errors("TokenLoader()"):  # whom it should meet is not known
+                yield (given := {})
+            if self.notes is not None and not self.members:
+                self._tell_of_local_loader(given)
+
+    @contextmanager
+    def on_state(self) -> Iterator[dict[str, Any]]:
+        """Compares states, as `on_arguments` does arguments."""
+        self._leave()
+        with self._met("set_state()", "states for set_state") as given:
+            yield given
+        self.tell_of_success()
+
+    def begin_pass(self) -> None:
+        """The position is the beginning again, in all members alike: the next `next()` is to meet."""
+        self._leave()
+        self.is_due = self._meets
+
+    def on_position(self, cursor: Cursor) -> None:
+        """Compares positions in next(). Called again after Ctrl-C it goes on waiting."""
+        if self._meeting is None:
+            given = {"step": cursor.step, "sample": cursor.sample}
+            self._meeting = self._meeting_in("next()", "positions in next()", given)
+        try:
+            self._meeting.finish()
+        except Exception:
+            self._leave()
+            raise
+        self.is_due = False
+        self._leave()
+
+    def tell_of_failure(self, step: int, error: Exception) -> None:
+        """Lets the other members know that next() has failed here."""
+        if self._meets and self.notes is not None and self._note is None:
+            way = self.notes.way
+            with suppress(Exception):  # the error itself says more
+                self._note = self.notes.write(
+                    f"process {way.here} of {way.count} failed in next() at step {step}: "
+                    f"{in_words(error)}\nBatches from that step on need it. Mend that, and call next() "
+                    f"again in each process, which goes on from the same position; or end all, and begin "
+                    f"again from a checkpoint"
+                )
+
+    def tell_of_success(self) -> None:
+        """Withdraws that next() has failed."""
+        if self._note is not None and self.notes is not None:
+            self.notes.withdraw(self._note)
+            self._note = None
+
+    @contextmanager
+    def _met(self, call: str, what: str) -> Iterator[dict[str, Any]]:
+        given: dict[str, Any] = {}
+        if not self._meets:
+            yield given
+            return
+        raised: Exception | None = None
+        try:
+            yield given
+        except Exception as error:
+            raised, given = error, {"error": in_words(error)}
+        meeting = self._meeting_in(call, what, given)
+        try:
+            try:
+                self._name = meeting.finish() or self._name
+            except Exception as error:
+                raise error from raised
+            finally:
+                meeting.leave()
+            if raised is not None:
+                raise raised
+        finally:
+            del raised  # the error holds this frame; without the cycle both are freed at once
+        self.is_due = True
+
+    def _leave(self) -> None:
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.leave()
+
+    def _meeting_in(self, call: str, what: str, given: dict[str, Any]) -> Meeting:
+        assert self.notes is not None
+        local_key = _local_key(given) if call == "TokenLoader()" and "error" not in given else None
+        return Meeting(self.notes, self.members, self._name, call, what, given, local_key)
+
+    def _tell_of_local_loader(self, given: dict[str, Any]) -> None:
+        assert self.notes is not None
+        way = self.notes.way
+        sharding = given["sharding"].partition(", order of devices")[0]
+        way.put(
+            f"places/{way.here}/{_local_key(given)}",
+            f"made a TokenLoader of the same tokens, plan, batch_size and seq_len for itself, with "
+            f"sharding={sharding}; expected the same sharding in every process",
+        )
+        _warn_once(
+            f"this TokenLoader is on devices of process {way.here} of {way.count} alone: its batches are "
+            f"not divided between processes: each that makes one of the same tokens and plan gets the same "
+            f"samples. To give each process rows of one global batch, pass a sharding over the devices of "
+            f'all: NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data")). '
+            f"To give each batches of its own, divide the tokens by jax.process_index(): tokens.view()",
+            stacklevel=6,
+        )
 
 
-def _gather(row: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns the row of every process: uint8 [num_processes, n]."""
-    # A mesh of its own, which does not depend on what the processes may differ in.
-    first: dict[int, Any] = {}
-    devices: list[Any] = jax.devices()
-    for device in sorted(devices, key=lambda device: device.id):
-        first.setdefault(device.process_index, device)
-    mesh = Mesh(np.array([first[process] for process in sorted(first)]), ("process",))
-    mine = jax.device_put(row[None], first[jax.process_index()])
-    shape = (len(first), len(row))
-    split = NamedSharding(mesh, PartitionSpec("process"))
-    rows = jax.make_array_from_single_device_arrays(shape, split, [mine])
-    with mesh_context(mesh):
-        gathered = _replicated(mesh)(rows)
-    found: NDArray[np.uint8] = jax.device_get(gathered.addressable_data(0))
-    return found
+def _local_key(given: dict[str, Any]) -> str:
+    """Returns a name for a loader, also of one process, that draws the same batches."""
+    same = [given[name] for name in ("tokens", "plan", "batch_size", "seq_len")]
+    return f"local/{hashlib.blake2b(json.dumps(same).encode(), digest_size=8).hexdigest()}"
 
 
-@lru_cache(maxsize=1)
-def _replicated(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
+def _warn_once(text: str, *, stacklevel: int) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, stacklevel=stacklevel)

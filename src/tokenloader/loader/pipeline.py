@@ -56,6 +56,7 @@ def produce(
     send = partial(_send, placement, counters, ahead)
     while True:
         block = None  # the last one is its taker's alone while the next is made
+        counters.task = "planning", None
         with TraceAnnotation("tokenloader.read_ahead"):
             located = ahead.next()
         if located is None:
@@ -79,18 +80,32 @@ def _locate(tokens: TokenArray, placement: Placement, group: Group) -> Located:
 def _send(placement: Placement, counters: Counters, ahead: ReadAhead, located: Located) -> Block:
     """Gathers and transfers a group. The host's block is jax's from here on, and nobody else's."""
     group, windows = located
-    with TraceAnnotation("tokenloader.gather"):
-        began, faults_before = counters.clock(), counters.count_faults()
+    counters.task = "reading", located
+    with TraceAnnotation("tokenloader.gather"), counters.gathering:
+        faults_before = counters.count_faults()
         block = windows.copy()
         if faults := counters.count_faults() - faults_before:
             counters.major_page_faults += faults
             ahead.missed()
-        counters.gather_seconds += counters.clock() - began
-    with TraceAnnotation("tokenloader.transfer"):
-        began = counters.clock()
+    counters.task = "sending", located
+    with TraceAnnotation("tokenloader.transfer"), counters.transferring:
         on_device = transfer(block, group.valid_targets, placement, len(group.window_starts))
-        counters.transfer_seconds += counters.clock() - began
     return Block(group.step, group.num_steps, *on_device)
+
+
+def task_in_words(task: tuple[str, Located | None]) -> str:
+    """Returns what the background thread is doing, and which byte of which file it waits for."""
+    doing, located = task
+    if located is None:
+        return "is asking the plan for the next windows, and announcing them to the disk"
+    first, last = located.group.step, located.group.step + located.group.num_steps - 1
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    if doing == "sending":
+        return f"is sending {steps} to the devices"
+    if (place := located.windows.first_not_cached()) is None:
+        return f"is reading {steps}, whose tokens are in memory"
+    path, offset_bytes = place
+    return f"is reading {steps}, and waits for byte {offset_bytes:,} of {path}; is its disk slow, or stuck?"
 
 
 def _let_malloc_keep_blocks() -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
 from operator import call
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -92,6 +92,16 @@ class Prefetcher(Generic[T]):
                 f"batches are made on a background thread, and the system gives none ({error}); raise the "
                 f"limit on processes (ulimit -u, or the container's on pids), or end some"
             ) from error
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for so long, at most, until `peek` need not wait. Ctrl-C interrupts it."""
+        first = self._first
+        if not first and not self._control.stopping.is_set():
+            try:
+                first.extend(starmap(self._ready.get, [(True, seconds)]))  # one call into C
+            except Empty:
+                return False
+        return True
 
     def peek(self) -> T:
         """Returns the next item and leaves it there; waits for it. Ctrl-C interrupts the wait.

@@ -141,8 +141,7 @@ def resolve_sharding(
     see neither, so call this on the user's).
 
     Raises TypeError or ValueError: sharding is none; batch_size or seq_len does not divide over it; or it
-    has no devices, splits more than two axes, or has no device of this process, or devices of some of the
-    processes and not all.
+    has no devices, splits more than two axes, or has no device of this process.
     """
     sharding = over_context_mesh(sharding)
     if sharding is None:
@@ -220,18 +219,12 @@ def _with_spec(sharding: Sharding, *spec: Any) -> NamedSharding:
 
 
 def check_processes(sharding: Sharding, there: list[int], here: int, count: int) -> None:
-    """Raises ValueError unless a sharding has devices of this process (`here`) alone or of all `count`."""
+    """Raises ValueError unless a sharding has devices of this process, `here` of `count`."""
     if here not in there:
         raise ValueError(
             f"{sharding} has no device of this process, {here} of {count}, but of "
-            f"{processes_in_words(there)}; make its mesh of all jax.devices(), or of "
-            f"jax.local_devices() for batches of this process alone"
-        )
-    if 1 < len(there) < count:
-        raise ValueError(
-            f"{sharding} has devices of {processes_in_words(there)}, but the program has {count} "
-            f"processes; make its mesh of all jax.devices(), or of jax.local_devices() for batches of "
-            f"one process alone"
+            f"{processes_in_words(there)}; make the loader in those processes only, or its mesh of all "
+            f"jax.devices()"
         )
     if len(there) > 1 and not isinstance(sharding, NamedSharding):
         raise ValueError(
@@ -246,17 +239,18 @@ def processes_of(sharding: Sharding) -> list[int]:
     return sorted({device.process_index for device in devices})
 
 
-def spans_all_processes(sharding: object) -> bool:
-    """Whether a sharding is over every process of a program that has several."""
+def members_of(sharding: object) -> list[int]:
+    """Returns the processes that make a loader of this sharding together; [] if this one does so alone."""
     if jax.process_count() == 1:
-        return False
+        return []
     try:
         sharding = over_context_mesh(sharding)
     except (TypeError, ValueError):
-        return False  # it has no devices, which resolve_sharding says
+        return []  # it has no devices, which resolve_sharding says
     if not isinstance(sharding, Sharding):
-        return False
-    return processes_of(sharding) == list(range(jax.process_count()))
+        return []
+    there = processes_of(sharding)
+    return there if len(there) > 1 and jax.process_index() in there else []
 
 
 def processes_in_words(indices: list[int]) -> str:

@@ -4,7 +4,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class LoaderStats:
         batches: batches handed out.
         tokens: inputs in them, batch_size * seq_len each.
         wait_seconds: how long `next()` waited for blocks; the share of the loop's time that the
-            data cost.
+            data cost. This and the next two count what lasts now, too.
         gather_seconds: the background thread's time for copying windows (and waiting for the disk).
         transfer_seconds: the background thread's time in device_put. On accelerators the copy itself
             goes on after that.
@@ -37,20 +38,44 @@ def count_page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt if sys.platform == "linux" else 0
 
 
+class Stopwatch:
+    """Adds up the seconds inside `with` blocks of one thread; any thread may read them, also meanwhile."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._state: tuple[float, float | None] = (0.0, None)  # seconds, and since when there are more
+
+    def __enter__(self) -> None:
+        self._state = self._state[0], self._clock()
+
+    def __exit__(self, *error: object) -> None:
+        self._state = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """The sum, with the block that lasts now."""
+        total, began = self._state  # at once: the thread replaces both together
+        return total if began is None else total + self._clock() - began
+
+
 @dataclass
 class Counters:
     """Running counts. The caller's thread writes the first two, the background thread the others."""
 
     batches: int = 0
-    wait_seconds: float = 0.0
-    gather_seconds: float = 0.0
-    transfer_seconds: float = 0.0
+    waiting: Stopwatch = field(init=False)
+    gathering: Stopwatch = field(init=False)
+    transferring: Stopwatch = field(init=False)
     major_page_faults: int = 0
-    clock: Callable[[], float] = time.perf_counter  # seconds
+    task: tuple[str, Any] = ("planning", None)  # of the background thread; see `task_in_words`
+    clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)  # seconds
     count_faults: Callable[[], int] = count_page_faults  # of the calling thread
+
+    def __post_init__(self) -> None:
+        self.waiting, self.gathering, self.transferring = (Stopwatch(self.clock) for _ in range(3))
 
     def snapshot(self, batch_tokens: int) -> LoaderStats:
         """Returns the counts now, for batches of so many inputs."""
-        waited, gathered, sent = self.wait_seconds, self.gather_seconds, self.transfer_seconds
-        tokens, faults = self.batches * batch_tokens, self.major_page_faults
-        return LoaderStats(self.batches, tokens, waited, gathered, sent, faults)
+        waited, gathered = self.waiting.seconds, self.gathering.seconds
+        sent, faults = self.transferring.seconds, self.major_page_faults
+        return LoaderStats(self.batches, self.batches * batch_tokens, waited, gathered, sent, faults)

@@ -7,6 +7,7 @@ threads share the Prefetcher's queues, and the counters, of which each writes it
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,11 +21,12 @@ from jax.sharding import PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from tokenloader.batches.batch import Batch, next_token
-from tokenloader.loader.agreement import check_same_across_processes
-from tokenloader.loader.pipeline import Block, produce
+from tokenloader.loader.agreement import Agreement
+from tokenloader.loader.notes import OtherProcessError
+from tokenloader.loader.pipeline import Block, produce, task_in_words
 from tokenloader.loader.prefetch import Prefetcher, PrefetcherStoppedError
 from tokenloader.loader.setup import check_setup
-from tokenloader.loader.sharding import mesh_context, spans_all_processes
+from tokenloader.loader.sharding import mesh_context
 from tokenloader.loader.stats import Counters, LoaderStats
 from tokenloader.loader.transforms import compiled
 from tokenloader.plans.cursor import BatchSizeSchedule, Cursor
@@ -36,6 +38,11 @@ from tokenloader.tokens.token_array import TokenArray
 T = TypeVar("T")
 
 _DEFAULT_PLAN = ShuffledEpochs(seed=0)
+
+# How long a next() waits before it says in the log what for.
+LOG_SECONDS = 60.0
+_SLICE_SECONDS = 0.5  # between two looks at what other processes say
+_logger = logging.getLogger("tokenloader")
 
 
 class TokenLoader(Generic[T]):
@@ -52,8 +59,8 @@ class TokenLoader(Generic[T]):
         plan: which windows, in which order: RandomWindows, ShuffledEpochs, SequentialWindows, Mixture, or
             a subclass of `Plan`.
         sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len],
-            over the devices of this process or of all. It may split rows, sequences or both, each over
-            one mesh axis or several. A PartitionSpec, or a NamedSharding over an AbstractMesh, is over
+            over the devices of this process, of all, or of some. It may split rows, sequences or both, each
+            over one mesh axis or several. A PartitionSpec, or a NamedSharding over an AbstractMesh, is over
             the mesh that jax.set_mesh has set at construction. None: JAX's default device then, which
             is refused where a mesh of several devices is set. A memory_kind other than the one that
             devices compute in goes with transform=None only.
@@ -68,18 +75,21 @@ class TokenLoader(Generic[T]):
             None a block is [batch_size, n * (seq_len / n + 1)]: each part, and the token after it.
 
     With a sharding over several processes, each makes a loader with the same arguments, and takes and
-    resumes the same batches: the constructor and `set_state` wait for all, and compare. Of the tokens they
-    compare a sample (`TokenArray.fingerprint`; all of them: `tokenloader check --fingerprint`). Of a
-    transform they compare code, and the values that it closes over, reads as globals of its module, or has
-    as attributes, where these are numbers, strings, arrays of up to 1 MiB, containers and dataclasses of
-    them, or functions; what other objects hold cannot be compared. Each plans,
-    reads and sends only what its own devices hold; no collective and no jit runs in the background.
+    resumes the same batches: the constructor, `set_state` and the first `next()` after either wait for all
+    of the sharding's processes, and compare; an error in one is raised in all (docs/processes.md). Of the
+    tokens they compare a sample (`TokenArray.fingerprint`; all of them: `tokenloader check --fingerprint`).
+    Of a transform they compare code, and the values that it closes over, reads as globals of its module, or
+    has as attributes, where these are numbers, strings, arrays of up to 1 MiB, containers and dataclasses
+    of them, or functions; what other objects hold cannot be compared. Each plans, reads and sends only what
+    its own devices hold; no collective and no jit runs in the background.
     After Ctrl-C on some of them alone, `set_state` on all brings them together again.
 
     Raises:
         TypeError, ValueError: an argument is not as described, tokens are fewer than a window, the
             plan ends before its first full batch, batch_size or seq_len does not divide over the
-            sharding, or processes were given different arguments.
+            sharding, or processes were given different arguments, or are in different calls.
+        RuntimeError: another process has ended or failed, instead of making the same loader.
+        TimeoutError: another process does not come.
         OSError: the tokens cannot be read; 64 KiB of them are, for the `fingerprint` that states hold.
 
     Example:
@@ -140,15 +150,15 @@ class TokenLoader(Generic[T]):
         prefetch: int = 2,
         transform: Callable[[jax.Array], Any] | None = next_token,
     ) -> None:
-        with check_same_across_processes(
-            "arguments for TokenLoader", spans_all_processes(sharding)
-        ) as given:
+        self._agreement = agreement = Agreement(sharding)
+        self._notes = agreement.notes  # None in a program of one process
+        with agreement.on_arguments() as given:
             setup = check_setup(tokens, batch_size, seq_len, plan, sharding, prefetch, transform)
             self._placement, self._group_size = setup.placement, setup.group_size
             self._make_batches = None
             if transform is not None:
                 self._make_batches = compiled(transform, setup.placement, setup.group_size)
-            if not setup.placement.is_local:
+            if self._notes is not None:
                 given.update(setup.description())
         self.tokens, self.plan, self.transform = tokens, plan, transform
         self.batch_size, self.seq_len = setup.placement.batch_size, setup.placement.seq_len
@@ -166,6 +176,7 @@ class TokenLoader(Generic[T]):
     def __iter__(self) -> Self:
         if self._finished:
             schedule = BatchSizeSchedule.constant(self.batch_size)
+            self._agreement.begin_pass()
             self._move(Cursor.at(self._cursor.plan, schedule, 0))
         return self
 
@@ -174,12 +185,17 @@ class TokenLoader(Generic[T]):
 
         Raises:
             StopIteration: the plan has ended.
-            ValueError: the loader is closed.
+            ValueError: the loader is closed; or, in the first call after the constructor or set_state, the
+                processes of the sharding are at different positions, or in different calls.
+            RuntimeError: another process of the sharding has failed, or has given this one up: the message
+                names it and its error. The position has not moved.
             Exception: what reading or transferring raised in the background, with its traceback. The
                 position has not moved: calling again tries the same batch again.
         """
         if self._closed:
             raise self._closed_error()
+        if self._notes is not None and self._notes.due:
+            self._notes.raise_due(self._agreement.members)
         step = self._cursor.step
         if self._cursor.ended:
             self._finished = True
@@ -259,7 +275,7 @@ class TokenLoader(Generic[T]):
                 times; or state is not what get_state returns, or of a newer release. TypeError if it is no
                 mapping.
         """
-        with check_same_across_processes("states for set_state", not self._placement.is_local) as given:
+        with self._agreement.on_state() as given:
             saved = from_dict(state)
             given.update(saved.to_dict(), strict=bool(strict))
         data = self.tokens.fingerprint()
@@ -310,20 +326,32 @@ class TokenLoader(Generic[T]):
             blocks = produce(self.tokens, self._cursor, self._placement, self._group_size, self._counters)
             prefetcher = Prefetcher(blocks, self.prefetch // self._group_size)
             self._prefetcher = prefetcher
-        made, self._early = self._early, None
-        if made is None or made.step != step:
-            block = self._wait_for(prefetcher)
-            while block.step + block.num_steps <= step:  # an interrupt came before it was popped
-                prefetcher.pop()
+            if self._closed:  # meanwhile, by a signal handler or another thread
+                self._stop_prefetching()
+                raise self._closed_error()
+        if self._agreement.is_due:
+            self._agreement.on_position(self._cursor)
+        try:
+            made, self._early = self._early, None
+            if made is None or made.step != step:
                 block = self._wait_for(prefetcher)
-            made = self._launch(block)
+                while block.step + block.num_steps <= step:  # an interrupt came before it was popped
+                    prefetcher.pop()
+                    block = self._wait_for(prefetcher)
+                made = self._launch(block)
+        except Exception as error:
+            if not self._closed and not isinstance(error, OtherProcessError):
+                self._agreement.tell_of_failure(step, error)
+            raise
         self._made = made
         prefetcher.pop()
+        self._agreement.tell_of_success()
         return made
 
     def _launch_early(self, step: int) -> None:
         """Launches the transform on a step's block, if it is there, while the batch before it is used."""
-        block = None if self._prefetcher is None else self._prefetcher.peek_if_there()
+        prefetcher = self._prefetcher  # read once: close() may come between
+        block = None if prefetcher is None else prefetcher.peek_if_there()
         if block is not None and block.step == step and self._early is None:
             with suppress(Exception):  # which comes again when the batch is asked for
                 self._early = self._launch(block)
@@ -341,17 +369,32 @@ class TokenLoader(Generic[T]):
 
     def _wait_for(self, prefetcher: Prefetcher[Block]) -> Block:
         try:
-            with TraceAnnotation("tokenloader.wait"):
-                began = time.perf_counter()
-                block = prefetcher.peek()
-                self._counters.wait_seconds += time.perf_counter() - began
-                return block
+            with TraceAnnotation("tokenloader.wait"), self._counters.waiting:
+                if not prefetcher.wait(_SLICE_SECONDS):
+                    self._look_around_until(prefetcher)
+                return prefetcher.peek()
         except PrefetcherStoppedError:
             raise self._closed_error() from None
         except BaseException:
             if prefetcher.ended:
                 self._stop_prefetching(wait=False)  # the next call begins another here
             raise
+
+    def _look_around_until(self, prefetcher: Prefetcher[Block]) -> None:
+        """Waits for a block; meanwhile listens to other processes, and says when it takes long."""
+        began, logged = time.monotonic(), False
+        while not prefetcher.wait(_SLICE_SECONDS):
+            if self._notes is not None:
+                self._notes.raise_due(self._agreement.members)
+            waited = time.monotonic() - began + _SLICE_SECONDS
+            if waited >= LOG_SECONDS and not logged:
+                logged, task = True, task_in_words(self._counters.task)
+                _logger.warning(
+                    "next() has waited %.0f s for step %d: the background thread %s",
+                    waited,
+                    self.step,
+                    task,
+                )
 
     def _move(self, cursor: Cursor) -> None:
         self._stop_prefetching()

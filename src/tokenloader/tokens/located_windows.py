@@ -2,12 +2,13 @@
 
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.storage.kernel_advice import page_ranges
+from tokenloader.storage.kernel_advice import PAGE, page_ranges
 from tokenloader.tokens.gather import ByteRanges, Located
 from tokenloader.tokens.store import Memory, no_memory
 
@@ -46,6 +47,20 @@ class LocatedWindows:
         if memory is None or self._where is None or not len(self):
             return True
         return memory.kernel.is_cached(int(self._where.ranges[0, 0]))
+
+    def first_not_cached(self) -> tuple[Path, int] | None:
+        """Finds the first page of the windows that is not in memory: its file, and a byte there. A hint."""
+        memory = self._memory()
+        if memory is None or self._where is None:
+            return None
+        ranges, parts = self._where.ranges.tolist(), memory.parts
+        for (address, length), number in zip(ranges, self._where.stretches.tolist(), strict=True):
+            part = parts[number]
+            for page in range(address & -PAGE, address + length, PAGE):
+                if part.extent is not None and not memory.kernel.is_cached(page):
+                    begin = max(0, page - part.array.ctypes.data)
+                    return part.extent.path, part.offset_bytes + begin
+        return None
 
     def copy(self) -> NDArray[np.integer[Any]]:
         """Copies the windows, as `TokenArray.gather` does: [n, length] of the tokens' dtype."""

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from tokenloader.formats.extent import CONVERT_IT, Extent, token_dtype
 from tokenloader.formats.quoting import printable, printable_messages
 from tokenloader.formats.shards import locate_shards
+from tokenloader.storage.coordination import telling_of_errors
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
 from tokenloader.storage.mapped import hold_file_under, is_mapped, map_read_only, open_file
@@ -35,6 +36,7 @@ _EXPECTED = (
 _Found = Extent | NDArray[Any] | TokenArray  # a source, its files found and read
 
 
+@telling_of_errors("open_tokens()")
 def open_tokens(
     source: Source, *, key: str = "tokens", dtype: DTypeLike | None = None, residency: Residency = "mmap"
 ) -> TokenArray:

@@ -1,0 +1,103 @@
+"""Notes: what has gone wrong in other processes, for the loaders of this one to raise.
+
+A thread looks at the notes about once a second, and keeps those that are due where `next()` reads them for
+nothing. A note of a failed `next()` is due when it is still there at the second look: who tries again at
+once, and succeeds, withdraws it, and the others never hear of it.
+"""
+
+import atexit
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from tokenloader.storage.coordination import Coordination, coordination
+
+LOOK_SECONDS = 1.0
+_JOIN_SECONDS = 2.0
+
+
+class OtherProcessError(RuntimeError):
+    """Another process has failed, or has given this one up."""
+
+
+class Notes:
+    """The notes of all processes, as one process sees them.
+
+    Each is a dict: "from", the process that wrote it; "to", the processes it is for, or None for all that
+    share a loader with the writer; "final", due at once; and "text".
+    """
+
+    def __init__(self, way: Coordination) -> None:
+        self.way = way
+        self.due: tuple[tuple[str, dict[str, Any]], ...] = ()  # by name; empty nearly always
+        self._known: Collection[str] = ()  # at the last look
+        self._raised: set[str] = set()
+        self._serials = count()
+        self._stopping = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="tokenloader notes", daemon=True)
+
+    def write(self, text: str, to: Sequence[int] | None = None) -> str:
+        """Tells other processes: those named, or those that share loaders. Returns the note's name."""
+        name = f"{self.way.here}/{next(self._serials)}"
+        note = {"from": self.way.here, "to": to, "final": to is not None, "text": text}
+        self.way.put(f"notes/{name}", note)
+        return name
+
+    def withdraw(self, name: str) -> None:
+        """Removes a note: this process goes on."""
+        self.way.delete(f"notes/{name}")
+
+    def raise_due(self, processes: Collection[int]) -> None:
+        """Raises OtherProcessError, once for a note: to this process, or by one of `processes` to all."""
+        for name, note in self.due:
+            mine = self.way.here in note["to"] if note["to"] is not None else note["from"] in processes
+            if mine and name not in self._raised:
+                self._raised.add(name)
+                self.due = tuple(other for other in self.due if other[0] != name)
+                raise OtherProcessError(note["text"])
+
+    def look(self) -> None:
+        """Finds the notes that are due. The thread calls this."""
+        found = self.way.entries("notes")
+        self.due = tuple(
+            (name, note)
+            for name, note in found.items()
+            if (note["final"] or name in self._known)
+            and name not in self._raised
+            and note["from"] != self.way.here
+        )
+        self._known = found.keys()
+
+    def start(self) -> None:
+        """Begins to look."""
+        self.thread.start()
+        atexit.register(self.stop)  # before jax ends its client
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        self.thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        with suppress(Exception):  # the service has ended: who meets then is told by that
+            while not self._stopping.wait(LOOK_SECONDS + self.way.count / 500):
+                self.look()
+
+
+_notes: Notes | None = None
+
+
+def notes() -> Notes | None:
+    """Returns the notes of this process, which it looks at from now on; None where `coordination` is."""
+    global _notes  # noqa: PLW0603
+    way = coordination()
+    if way is None:
+        return None
+    if _notes is None or _notes.way.client is not way.client:  # jax.distributed was begun anew
+        if _notes is not None:
+            _notes.stop()
+        _notes = Notes(way)
+        _notes.start()
+    return _notes
