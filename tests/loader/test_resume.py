@@ -41,13 +41,11 @@ def sources(tmp_path_factory):
     """The same tokens: in an array, mapped, in RAM, and cut into files in two ways."""
     folder = tmp_path_factory.mktemp("tokens")
 
-    def files(*cuts):
-        for i, part in enumerate(np.split(TOKENS, cuts)):
-            part.tofile(folder / f"{len(cuts)}-{i}.bin")
-            yield folder / f"{len(cuts)}-{i}.bin"
-
     def opened(*cuts, residency):
-        return tl.open_tokens(list(files(*cuts)), dtype="uint16", residency=residency)
+        files = [folder / f"{residency}-{len(cuts)}-{i}.bin" for i in range(len(cuts) + 1)]
+        for file, part in zip(files, np.split(TOKENS, cuts), strict=True):
+            part.tofile(file)
+        return tl.open_tokens(files, dtype="uint16", residency=residency)
 
     return [
         tl.open_tokens(TOKENS),
