@@ -109,6 +109,19 @@ def test_a_directory_that_is_called_like_an_argument_keeps_its_name(run, folder)
         assert "--dtype" in err
 
 
+def test_calls_that_errors_of_the_library_show_are_told_as_arguments(run, folder):
+    (folder / "raw").mkdir()
+    for name in ("it's, a.bin", "b.bin", "val.bin"):
+        (folder / "raw" / name).write_bytes(b"odd!")
+    _, _, err = run("info", "raw", "--dtype", "uint16")
+    files = """'raw/b.bin' "raw/it's, a.bin" --dtype uint16 or 'raw/val.bin' --dtype uint16"""
+    assert err.endswith(f"; open those that belong together: {files}\n")
+    (folder / "open_tokens()").mkdir()
+    _, _, err = run("info", "open_tokens()")
+    assert err.startswith("tokenloader: open_tokens(): no file in this directory")
+    assert err.endswith(" Name the files with a pattern: 'open_tokens()/*'\n")
+
+
 def test_a_command_that_reads_a_missing_file_is_told_its_name(run):
     status, _, err = run("replay", "none.json", "train.npy", "--step", 0)
     assert (status, err) == (2, "tokenloader: none.json: No such file or directory\n")

@@ -19,6 +19,8 @@ DTYPES = click.Choice([dtype.name for dtype in TOKEN_DTYPES])
 POSITIVE = click.IntRange(min=1)
 PATH = click.Path(path_type=Path)
 _ARGUMENT = re.compile(r"""\b(key|dtype)=["']?(\w*)["']?(?![\w/=])""")  # and no directory key=1/
+_STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_CALL = re.compile(rf"open_tokens\(((?=['\"\[])(?:{_STRING}|[^'\"()])*)\)")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 key = click.option("--key", default="tokens", help="Name of the tensor in safetensors files.")
@@ -38,10 +40,18 @@ class Sources:
         source = list(self.names) if len(self.names) > 1 else self.names[0]
         try:
             return open_tokens(source, key=self.key, dtype=self.dtype)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             options = {"key": "--key", "dtype": self.dtype_option}
-            message = _ARGUMENT.sub(lambda found: f"{options[found[1]]} {found[2]}".rstrip(), str(error))
+            message = _CALL.sub(_as_words, str(error))
+            message = _ARGUMENT.sub(lambda found: f"{options[found[1]]} {found[2]}".rstrip(), message)
             raise ValueError(message) from error
+
+
+def _as_words(call: re.Match[str]) -> str:
+    """Writes what a call of open_tokens is given as the words of a command; dtype= stays."""
+    return re.sub(rf"({_STRING})|[\[\],]", r"\1", call[1])
 
 
 def reads_tokens(command: Command) -> Command:

@@ -6,7 +6,6 @@ NAME-00001-of-00004 with files missing. A file is taken once, whatever links lea
 """
 
 import glob
-import logging
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -21,13 +20,12 @@ from tokenloader.formats.foreign import ForeignFileError
 from tokenloader.formats.format import look_at
 from tokenloader.formats.numbered_sets import find_wrong_sets, set_name
 from tokenloader.formats.patterns import each_once, matches
-from tokenloader.formats.quoting import listed, printable, shown
+from tokenloader.formats.quoting import listed, shown
 from tokenloader.formats.safetensors import read_index, read_tensors
 
 _TOKEN_SUFFIXES = list(dict.fromkeys(suffix for format in FORMATS for suffix in format.suffixes))
 _SIDE_SUFFIXES = {".md", ".txt"}.union(*(format.side_suffixes for format in FORMATS))
 _SIDE_NAMES = "README", "LICENSE"
-_LOGGER = logging.getLogger("tokenloader")
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "dev", "heldout"}
 
 
@@ -57,7 +55,7 @@ def locate_shards(path: Path, *, key: str, dtype: DTypeLike | None) -> list[Exte
         return [locate(shard, key=key, dtype=dtype) for shard in shards]
     else:
         files = _files_matching(str(path))
-        _report_incomplete(path, files)
+        _refuse_incomplete(path, files)
     _refuse_mixed(path, "held-out files among others, by their names", _by_purpose(files), dtype)
     return _locate_one_format(path, files, key, dtype)
 
@@ -66,11 +64,12 @@ def _files_in(folder: Path) -> list[Path]:
     there = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     files = [entry for entry in there if entry.suffix in _TOKEN_SUFFIXES and not entry.is_dir()]
     if not files:
-        pattern = folder / ("**/*" if any(entry.is_dir() for entry in there) else "*")
+        below = "**/*" if any(entry.is_dir() for entry in there) else "*"
+        pattern = os.path.join(glob.escape(str(folder)), below)
         raise FileNotFoundError(
             f"{folder}: no file in this directory is named {', '.join(_TOKEN_SUFFIXES[:-1])} or "
             f"{_TOKEN_SUFFIXES[-1]}; there are: {listed(sorted(entry.name for entry in there))}. Name the "
-            f'files with a pattern: open_tokens("{pattern}")'
+            f"files with a pattern: open_tokens({pattern!r})"
         )
     return sorted(each_once(files), key=_natural)
 
@@ -190,16 +189,13 @@ def _patterns(files: Sequence[Path], others: Sequence[Path]) -> str:
 
 
 def _refuse_incomplete(source: Path, files: Sequence[Path]) -> None:
-    for wrong in find_wrong_sets(files).values():
-        raise type(wrong)(f"{source}: {wrong}. A pattern opens what there is")
-
-
-def _report_incomplete(pattern: Path, files: Sequence[Path]) -> None:
-    """Logs what is wrong with the sets that a pattern matches; what it leaves out itself is not."""
-    sets = {name for file in files if (name := set_name(file))}
-    there = [file for folder in {name[0] for name in sets} for file in folder.iterdir()]
-    for name, wrong in find_wrong_sets(file for file in there if set_name(file) in sets).items():
-        _LOGGER.warning("%s", printable(f"{pattern}: {name[0]} {wrong}"))
+    """Raises if files are missing from a set that these are of; not if they are there and left out."""
+    for name in find_wrong_sets(files):
+        folder = name[0]
+        there = [file for file in folder.iterdir() if set_name(file) == name and not file.is_dir()]
+        if wrong := find_wrong_sets(there).get(name):
+            where = f"{source}:" if source == folder else f"{source}: {folder}"
+            raise type(wrong)(f"{where} {wrong}. To open what there is, name each of its files")
 
 
 def _refuse_outside(index: Path, file: Path) -> None:
