@@ -1,10 +1,9 @@
 """Meetings: calls that the processes of a loader make together, each waiting until all are there.
 
-Every member stores its place: which call it is in, and a hash of what it was given. The lowest member that
-is there compares, once all are there, and stores a verdict for each: some six calls of the service for a
-member.
-While some are missing, it looks for what keeps them: one has ended; or failed in a call before this one;
-or made a loader of its own instead; or waits in another call for a process that waits for it.
+Every member stores its place: which call it is in, and a hash of its arguments. The lowest member that is
+there compares, once all are there, and stores a verdict for each: some six calls of the service for a
+member. Meanwhile that member looks for what keeps the missing ones: they have ended; or failed in an
+earlier call; or made loaders of their own instead; or wait in another call for a process that waits.
 
 A member that is interrupted keeps its place: `finish` again goes on waiting, or finds the verdict.
 """
@@ -14,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from itertools import count, groupby
+from itertools import count
 from typing import Any, NamedTuple
 
 from tokenloader.loader.notes import Notes, OtherProcessError
@@ -40,11 +39,11 @@ _serials = count()
 
 
 _Place = dict[str, Any]  # of a process in a meeting, as it is stored; see Meeting.__init__
-_Decision = tuple[dict[str, Any], dict[int, _Place]]  # a verdict, and the places of those it is for
+_Decision = tuple[dict[str, Any], dict[int, _Place]]  # a verdict, and whom it is for: places by process
 
 
 class Places(NamedTuple):
-    """Where the processes are, as one look at the store finds them."""
+    """The places of processes, as one look at the store finds them."""
 
     meeting: dict[int, _Place]  # by process: the place of each that waits in a meeting, the newest
     there: dict[int, _Place]  # by process: the places in one meeting
@@ -80,7 +79,7 @@ class Meeting:
         text = json.dumps(given, sort_keys=True).encode()
         self._place = {
             "serial": self._serial,
-            "members": _ranges(self._members),
+            "members": None if len(self._members) == self._way.count else self._members,  # None: all
             "subject": subject,
             "call": call,
             "hash": hashlib.blake2b(text, digest_size=16).hexdigest(),
@@ -92,7 +91,7 @@ class Meeting:
         self._suspected: dict[str, float] = {}  # when each reason that keeps others was first found
 
     def finish(self) -> str | None:
-        """Waits for all. Returns a name, equal in all, for what they agreed on; None: all have failed.
+        """Waits for all members; returns a name for the meeting, equal in all. None: all have failed.
 
         Raises:
             ValueError: on every member, if one was given something else, or is in another call.
@@ -207,7 +206,10 @@ class Meeting:
             if self._local_key in other and self._local_key not in own:
                 found.append((ValueError, f"{where} {other[str(self._local_key)]}"))
             if member in stuck:
-                calls = {process: _call_and_members(place) for process, place in stuck.items()}
+                calls = {
+                    process: f"{place['call']} of {processes_in_words(_members(place, self._way.count))}"
+                    for process, place in stuck.items()
+                }
                 found.append((ValueError, _in_different_calls(calls)))
         now = time.monotonic()
         for error, reason in found:
@@ -224,7 +226,7 @@ class Meeting:
         )
 
     def _send_verdicts(self) -> None:
-        """Stores what was decided, for each member that is there; done twice, it is as done once."""
+        """Stores the verdict for each member that is there. Idempotent: Ctrl-C may come in between."""
         if self._decided is not None:
             verdict, told = self._decided
             for process, place in told.items():
@@ -267,7 +269,7 @@ def _stuck(meeting: dict[int, _Place], count: int) -> dict[int, _Place]:
         process
         for process, place in meeting.items()
         if process not in free
-        and all(member in free or _same(meeting[member], place) for member in _members(place))
+        and all(member in free or _same(meeting[member], place) for member in _members(place, count))
     }:
         free |= more
     return {process: place for process, place in meeting.items() if process not in free}
@@ -278,16 +280,5 @@ def _same(place: _Place, other: _Place) -> bool:
     return all(place[part] == other[part] for part in ("members", "subject"))
 
 
-def _members(place: _Place) -> list[int]:
-    return [member for begin, end in place["members"] for member in range(begin, end)]
-
-
-def _call_and_members(place: _Place) -> str:
-    return f"{place['call']} of {processes_in_words(_members(place))}"
-
-
-def _ranges(members: list[int]) -> list[list[int]]:
-    """Returns [begin, end) of each run of members, which are ascending: short, where all take part."""
-    runs = groupby(enumerate(members), key=lambda pair: pair[1] - pair[0])
-    found = [[member for _, member in run] for _, run in runs]
-    return [[run[0], run[-1] + 1] for run in found]
+def _members(place: _Place, count: int) -> list[int]:
+    return list(range(count)) if place["members"] is None else place["members"]

@@ -193,9 +193,8 @@ def over_context_mesh(sharding: Any) -> Any:
         try:
             return NamedSharding(mesh, sharding)
         except Exception as error:
-            raise ValueError(
-                f"sharding={sharding} does not fit the mesh of jax.set_mesh: {error}"
-            ) from error
+            message = f"sharding={sharding} does not fit the mesh of jax.set_mesh: {error}"
+            raise ValueError(message) from error
     if isinstance(sharding, NamedSharding) and (sharding.mesh.empty or not isinstance(sharding.mesh, Mesh)):
         if mesh.empty or mesh.shape_tuple != sharding.mesh.shape_tuple:
             raise ValueError(
