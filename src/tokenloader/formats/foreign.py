@@ -1,8 +1,8 @@
 """Foreign files: what lies beside token files or is taken for one, and how to get at the tokens in it.
 
-With dtype= any bytes can be read as tokens, and of these would make garbage. They are known by bytes with
-which tokens hardly begin: magic numbers of 3 bytes or more, checksums, offsets that add up to the file's
-size. Only what has no such bytes is told by its name, or as text.
+With dtype= any file opens, and these would as garbage. They are known by bytes with which tokens hardly
+begin: magic numbers of 3 bytes or more, checksums, offsets that add up to the file's size. Only what has
+no such bytes is told by its name, or as text.
 
 Sources: the formats' own descriptions; litdata's streaming/writer.py, mosaicml-streaming's
 base/format/mds/writer.py, lit-gpt's packed_dataset.py, TensorFlow's core/lib/io/record_writer.h, Arrow's
