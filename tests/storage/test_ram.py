@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+import weakref
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -31,11 +31,11 @@ NO_SUCH_FLAG = partial(read_exactly, dontcache_flag=0x40000000)  # a flag that n
 
 def read_into_ram(extents, **arguments):
     """What a RamFill has read when it is full; raises its failure."""
-    with ExitStack() as stack:
-        files = [stack.enter_context(open_file(extent)) for extent in extents]
-        fill = RamFill(extents, files, **arguments)
-        fill.wait()
-        assert all(file.closed for file in files)
+    files = [open_file(extent) for extent in extents]
+    fill = RamFill(extents, files, **arguments)
+    fill.wait()
+    held = [weakref.ref(files.pop()) for _ in extents]
+    assert not any(file() for file in held)
     if fill.failure is not None:
         assert fill.arrays is None
         raise OSError(*fill.failure)
@@ -241,11 +241,13 @@ def test_a_fill_that_is_stopped_ends_soon_with_its_files_closed_and_nothing_give
 
     extent = written_extent(tmp_path / "t", TOKENS)
     file = open_file(extent)
+    held = weakref.ref(file)
     fill = RamFill([extent], [file], read=read, chunk_bytes=10)
+    del file
     fill.stop()
     allowed.release(10)  # what each thread may have begun
     fill.wait()
-    assert file.closed
+    assert held() is None
     assert fill.arrays is None
     assert fill.failure is None
 
@@ -263,9 +265,8 @@ def test_the_memory_is_let_go_of_when_the_reading_ends_or_the_arrays_do(tmp_path
             fills[0].stop()
 
     extent, fills = written_extent(tmp_path / "t", TOKENS), []
-    with open_file(extent) as file:
-        fills.append(RamFill([extent], [file], read=read, chunk_bytes=1000))
-        fills[0].wait()
+    fills.append(RamFill([extent], [open_file(extent)], read=read, chunk_bytes=1000))
+    fills[0].wait()
     [memory] = allocations
     assert (memory() is not None) == (how == "read")
     assert (fills[0].failure is not None) == (how == "failure")
@@ -310,8 +311,9 @@ def test_what_is_still_to_be_read_is_reserved(tmp_path):
 
     limits = limited(tmp_path, 10_000)
     extent = written_extent(tmp_path / "t", TOKENS)
-    file = open_file(extent)
-    fill = RamFill([extent], [file], read=read, limits=limits, chunk_bytes=1000)  # of 6,000 bytes
+    fill = RamFill(
+        [extent], [open_file(extent)], read=read, limits=limits, chunk_bytes=1000
+    )  # of 6,000 bytes
     with pytest.raises(MemoryError, match=r"fills under way on this host reserve 0\.00 GiB"):
         read_into_ram([extent], limits=limits)
     for _ in range(4):

@@ -58,8 +58,8 @@ def drop_from_cache(extents: Sequence[Extent]) -> str | None:
     if not hasattr(os, "posix_fadvise"):
         return "this system has no call that drops a file from the page cache"
     for extent in extents:
-        with open_file(extent) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file = open_file(extent)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     share, _ = cached_share(extents)
     return why_still_cached(share)
 

@@ -64,19 +64,17 @@ def check(
     suspected = sniff_files(tokens, sample)
     problems = [suspected] if suspected else []
     problems += _find_wrong(counts, vocab_size, side)
-    repeated, in_both, one_in, notes = None, None, kept.one_in, []
+    notes = []
     if eos_id is None:
         notes.append(
             f"no end-of-text id was found (looked for {', '.join(map(str, _KNOWN_IDS))}), so "
             f"{'documents are those of the index' if counts.has_index else 'there are no documents'}; "
             f"--eos-id or --bos-id says which it is"
         )
+    repeated, in_both, one_in = None, None, kept.one_in
     if eos_id is not None or counts.has_index:
         documents = kept.documents()
         repeated = duplicates(tokens, documents)
-        if repeated.documents > _MANY_DUPLICATES * len(documents.keys):
-            share = repeated.documents / len(documents.keys)
-            problems.append(f"{share:.1%} of the documents repeat an earlier one")
         if against is not None:
             other_counts, other_kept = count(against, title="reading the other")
             if not other_counts.num_documents:
@@ -85,16 +83,25 @@ def check(
             one_in = max(one_in, other_kept.one_in)
             others = other_kept.documents().sample(one_in)
             in_both = shared(tokens, documents.sample(one_in), against, others)
-            if in_both.documents:
-                problems.append(
-                    f"{counted(in_both.documents, 'document')} of {in_both.tokens:,} tokens "
-                    f"{'is' if in_both.documents == 1 else 'are'} in the other tokens too"
-                )
+        problems += _find_copies(repeated, len(documents.keys), in_both)
     elif against is not None:
         problems.append("without an end-of-text id or a document index there are no documents to compare")
     if one_in > 1:
         notes.append(f"documents were compared by a sample, 1 in {one_in}: multiply by it")
     return Report(counts, side if counts.num_eos else None, repeated, in_both, one_in, problems, notes)
+
+
+def _find_copies(repeated: Repeats, num_documents: int, in_both: Repeats | None) -> list[str]:
+    """Says what is wrong with documents that are there twice, or in the other tokens too."""
+    problems = []
+    if repeated.documents > _MANY_DUPLICATES * num_documents:
+        problems.append(f"{repeated.documents / num_documents:.1%} of the documents repeat an earlier one")
+    if in_both is not None and in_both.documents:
+        problems.append(
+            f"{counted(in_both.documents, 'document')} of {in_both.tokens:,} tokens "
+            f"{'is' if in_both.documents == 1 else 'are'} in the other tokens too"
+        )
+    return problems
 
 
 def _find_wrong(counts: Counts, vocab_size: int | None, side: Side | None) -> list[str]:

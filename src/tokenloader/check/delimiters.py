@@ -32,12 +32,13 @@ def find_delimiter(ids: NDArray[Any]) -> int | None:
 
     Of documents with both a begin-of-text and an end-of-text id, this is the latter.
     """
-    counts = {one: np.count_nonzero(ids == one) for one in (*KNOWN_EOS_IDS, *KNOWN_BOS_IDS, 1, 2)}
     for begin, end in _LOW_PAIRS:
-        pairs = np.count_nonzero((ids[:-1] == end) & (ids[1:] == begin))
-        if ids[0] == begin and pairs > 1 and pairs >= _PAIRED * max(counts[begin], counts[end]):
+        begins, ends = ids == begin, ids == end
+        pairs = np.count_nonzero(ends[:-1] & begins[1:])
+        most = max(np.count_nonzero(begins), np.count_nonzero(ends))
+        if begins[0] and pairs > 1 and pairs >= _PAIRED * most:
             return end
-    del counts[1], counts[2]
+    counts = {one: np.count_nonzero(ids == one) for one in (*KNOWN_EOS_IDS, *KNOWN_BOS_IDS)}
     likely = max(counts, key=counts.__getitem__)
     end = KNOWN_BOS_IDS.get(likely, likely)
     return (end if 2 * counts[end] >= counts[likely] else likely) if counts[likely] else None

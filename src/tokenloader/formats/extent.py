@@ -30,7 +30,7 @@ class Extent:
     num_tokens: int  # 0 if the format itself says so, of a file that has none
     format: Format
     index_path: Path | None = None  # the file beside it that says where documents end, if there is one
-    # Of the file whose header was read; None: not known. Where tokens are does not depend on it.
+    # The identity of the file when its header was read; None: not known. Equal extents may differ in it.
     identity: FileIdentity | None = field(default=None, compare=False)
 
     @property

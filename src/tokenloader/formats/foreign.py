@@ -1,8 +1,8 @@
 """Foreign files: what lies beside token files or is taken for one, and how to get at the tokens in it.
 
-With dtype= any bytes can be read as tokens, and of these would make garbage. They are known by bytes with
-which tokens hardly begin: magic numbers of 3 bytes or more, checksums, offsets that add up to the file's
-size. Only what has no such bytes is told by its name, or as text.
+With dtype= any file opens, and these would as garbage. They are known by bytes with which tokens hardly
+begin: magic numbers of 3 bytes or more, checksums, offsets that add up to the file's size. Only what has
+no such bytes is told by its name, or as text.
 
 Sources: the formats' own descriptions; litdata's streaming/writer.py, mosaicml-streaming's
 base/format/mds/writer.py, lit-gpt's packed_dataset.py, TensorFlow's core/lib/io/record_writer.h, Arrow's
@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenloader.formats.format import Candidate
-from tokenloader.formats.identity import naming
+from tokenloader.formats.format import Candidate, read_bytes
 
 
 class Foreign(NamedTuple):
@@ -123,12 +122,12 @@ def _samples(candidate: Candidate) -> Foreign | None:
     header_bytes = 8 + 4 * num_samples
     if not num_samples or not header_bytes <= first <= candidate.size_bytes:
         return None
-    with naming(candidate.path), candidate.path.open("rb") as file:
-        file.seek(header_bytes - 4)
-        last, settings = file.read(4), file.read(1)
-    if int.from_bytes(last, "little") != candidate.size_bytes % 2**32:
+    last = read_bytes(
+        candidate.path, 5, header_bytes - 4
+    )  # and the first byte of settings, if there are any
+    if int.from_bytes(last[:4], "little") != candidate.size_bytes % 2**32:
         return None
-    if first > header_bytes and settings != b"{":
+    if first > header_bytes and last[4:] != b"{":
         return None
     return _of_samples("a chunk", first == header_bytes)
 
@@ -180,8 +179,5 @@ def _tfrecord(candidate: Candidate) -> Foreign | None:
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 2**32 - 1
     masked = ((crc >> 15 | (crc & 0x7FFF) << 17) + 0xA282EAD8) % 2**32
-    return (
-        Foreign("a TFRecord file", SAVE_IDS)
-        if candidate.head[8:12] == masked.to_bytes(4, "little")
-        else None
-    )
+    is_record = candidate.head[8:12] == masked.to_bytes(4, "little")
+    return Foreign("a TFRecord file", SAVE_IDS) if is_record else None

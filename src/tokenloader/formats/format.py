@@ -84,9 +84,10 @@ def look_at(path: Path) -> Candidate:
     return Candidate(path, identity.size_bytes, head, identity)
 
 
-def read_bytes(path: Path, most_bytes: int = -1) -> bytes:
-    """Reads the first bytes of a header or index, all by default. OSError, which names the file."""
+def read_bytes(path: Path, most_bytes: int = -1, offset_bytes: int = 0) -> bytes:
+    """Reads a part of a header or index, by default all of it. OSError, which names the file."""
     with naming(path), path.open("rb") as file:
+        file.seek(offset_bytes)
         return file.read(most_bytes)
 
 

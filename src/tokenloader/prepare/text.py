@@ -156,18 +156,22 @@ def _json_lines(path: Path, file: BinaryIO, column: str, *, replace_invalid: boo
         if text is not None and not isinstance(text, str):
             raise ValueError(f"{where}: field {column!r} is {reprlib.repr(text)}; expected a string")
         if text:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                if not replace_invalid:
-                    half = shown(text[error.start])
-                    raise ValueError(
-                        f"{where}: field {column!r} has half of a surrogate pair, {half}, at character "
-                        f"{error.start:,}, which is no text; correct it, or --replace-invalid puts U+FFFD "
-                        f"in the place of each"
-                    ) from None
-                text = _SURROGATE.sub("\ufffd", text)
-            yield text
+            yield _encodable(text, f"{where}: field {column!r}", replace_invalid=replace_invalid)
+
+
+def _encodable(text: str, where: str, *, replace_invalid: bool) -> str:
+    """Returns text without halves of surrogate pairs: an error that begins with `where`, or replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        if not replace_invalid:
+            raise ValueError(
+                f"{where} has half of a surrogate pair, {shown(text[error.start])}, at character "
+                f"{error.start:,}, which is no text; correct it, or --replace-invalid puts U+FFFD in the "
+                f"place of each"
+            ) from None
+        return _SURROGATE.sub("\ufffd", text)
+    return text
 
 
 def _plain(

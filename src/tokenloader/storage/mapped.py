@@ -13,8 +13,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from io import FileIO
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -50,20 +49,19 @@ class HeldFile:
         check_unchanged(self._descriptor, self.name, self._identity)
 
 
-def map_read_only(extent: Extent, file: FileIO | None = None) -> tuple[NDArray[Any], HeldFile]:
+def map_read_only(extent: Extent) -> tuple[NDArray[Any], HeldFile]:
     """Maps the tokens of an extent, [num_tokens]. Takes no RAM of the process, and reads nothing yet.
 
-    Opens the path if no open handle is given, and raises what `open_file` does; OSError also where there
-    is no address space for the file.
+    Raises what `open_file` does; OSError also where there is no address space for the file.
     """
-    with nullcontext(file) if file else open_file(extent) as opened, _errors_explained(extent):
-        held = HeldFile(str(extent.path), os.dup(opened.fileno()), extent.identity)
+    file = open_file(extent)
+    with _errors_explained(extent):
         try:
-            mapped = _map(held.fileno())
+            mapped = _map(file.fileno())
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            num_bytes = os.fstat(held.fileno()).st_size
+            num_bytes = os.fstat(file.fileno()).st_size
             message = (
                 f"mapping it takes {num_bytes / 2**30:.2f} GiB of address space, which the system does "
                 f"not give: raise the limit on that (ulimit -v), or on the number of mappings "
@@ -74,19 +72,17 @@ def map_read_only(extent: Extent, file: FileIO | None = None) -> tuple[NDArray[A
     # to use 2 KiB of it. What is worth reading ahead is named to the kernel with start_reading.
     with suppress(AttributeError, OSError):  # an advice: the system may not have it, or not take it
         mapped.madvise(mmap.MADV_RANDOM)
-    return np.frombuffer(mapped, extent.dtype, extent.num_tokens, extent.offset_bytes), held
+    return np.frombuffer(mapped, extent.dtype, extent.num_tokens, extent.offset_bytes), file
 
 
-def open_file(extent: Extent) -> FileIO:
+def open_file(extent: Extent) -> HeldFile:
     """Opens the file of an extent for reading.
 
     OSError if it is missing, is not what it was when its header was read, or too many files are open.
     """
-    with _errors_explained(extent), ExitStack() as stack:
-        file = stack.enter_context(open(extent.path, "rb", buffering=0))
-        if extent.identity is not None:
-            check_unchanged(file.fileno(), extent.path, extent.identity)
-        stack.pop_all()
+    with _errors_explained(extent):
+        file = HeldFile(str(extent.path), os.open(extent.path, os.O_RDONLY), extent.identity)
+        file.check_unchanged()
         return file
 
 

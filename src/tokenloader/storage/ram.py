@@ -13,14 +13,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from io import FileIO
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
-from tokenloader.formats.identity import FileIdentity, check_unchanged
 from tokenloader.storage.mapped import HeldFile
 from tokenloader.storage.memory_limits import MemoryLimit, memory_limits
 from tokenloader.storage.progress import Progress
@@ -32,13 +30,13 @@ _PROGRESS_AFTER_SECONDS = 3.0
 # preadv2, Linux 6.14: a read drops from the page cache what it brought there, and leaves what was.
 _RWF_DONTCACHE = 0x80
 
-_Chunk = tuple[FileIO, int, NDArray[Any]]  # a file, an offset in it, and the bytes to fill
+_Chunk = tuple[HeldFile, int, NDArray[Any]]  # a file, an offset in it, and the bytes to fill
 _Failure = tuple[int, str, str]  # errno, text and path
 _log = logging.getLogger("tokenloader")
 
 
 def read_exactly(
-    file: FileIO | HeldFile, offset_bytes: int, out: NDArray[Any], dontcache_flag: int = _RWF_DONTCACHE
+    file: HeldFile, offset_bytes: int, out: NDArray[Any], dontcache_flag: int = _RWF_DONTCACHE
 ) -> None:
     """Fills out with the bytes of a file from an offset on. OSError if it ends before, or cannot be read.
 
@@ -50,10 +48,10 @@ def read_exactly(
             count = _read_some(file.fileno(), left, offset_bytes, dontcache_flag)
         except OSError as error:
             message = f"cannot be read at byte {offset_bytes:,}: {error.strerror}; does its disk fail?"
-            raise OSError(error.errno, message, str(file.name)) from error
+            raise OSError(error.errno, message, file.name) from error
         if not count:
             message = f"ended at byte {offset_bytes:,}, before its tokens did; has it been truncated?"
-            raise OSError(errno.EIO, message, str(file.name))
+            raise OSError(errno.EIO, message, file.name)
         left, offset_bytes = left[count:], offset_bytes + count
 
 
@@ -64,8 +62,7 @@ class RamFill:
 
     Args:
         extents: the tokens to read, of one dtype.
-        files: open handles of the extents; a path may be replaced meanwhile. Closed when the reading
-            ends; they are still the caller's if this raises.
+        files: the open file of each extent, which is let go of when the reading ends.
         read: fills an array from a file, from an offset in bytes on.
         limits: returns the limits on memory, under which it is reserved until it is filled.
 
@@ -81,9 +78,9 @@ class RamFill:
     def __init__(
         self,
         extents: Sequence[Extent],
-        files: Sequence[FileIO],
+        files: Sequence[HeldFile],
         *,
-        read: Callable[[FileIO, int, NDArray[Any]], None] = read_exactly,
+        read: Callable[[HeldFile, int, NDArray[Any]], None] = read_exactly,
         limits: Callable[[], Sequence[MemoryLimit]] = memory_limits,
         chunk_bytes: int = _CHUNK_BYTES,
         progress_after_seconds: float = _PROGRESS_AFTER_SECONDS,
@@ -94,10 +91,6 @@ class RamFill:
         name = f'{extents[0].path}{more}: residency="ram"'
         self._read, self._files, self._stopped = read, files, False
         self._failures: dict[int, _Failure] = {}  # by number of chunk
-        self._identities = [
-            extent.identity or FileIdentity.of(file.fileno())
-            for extent, file in zip(extents, files, strict=True)
-        ]
         self._num_bytes = sum(extent.nbytes for extent in extents)
         self._progress = Progress("reading tokens into RAM", self._num_bytes, progress_after_seconds)
         self._lock = threading.Lock()  # guards what follows, and the progress that is counted
@@ -156,12 +149,11 @@ class RamFill:
 
     def _finish(self) -> None:
         filled, self._filling, self._chunks = self._filling, [], iter(())
+        files, self._files = self._files, ()
         is_full = self._progress.done_bytes == self._num_bytes
-        for number, file in enumerate(self._files):
+        for number, file in enumerate(files if is_full else ()):
             try:
-                with file:
-                    if is_full:
-                        check_unchanged(file.fileno(), file.name, self._identities[number])
+                file.check_unchanged()
             except OSError as error:
                 self._failures[number] = _failure(file, error)
         self._reserved.close()
@@ -175,10 +167,10 @@ class RamFill:
         self._progress.close()
 
 
-def _failure(file: FileIO, error: Exception) -> _Failure:
+def _failure(file: HeldFile, error: Exception) -> _Failure:
     if isinstance(error, OSError) and error.errno and error.strerror:
-        return error.errno, error.strerror, str(file.name)
-    return errno.EIO, f"cannot be read into RAM: {type(error).__name__}: {error}", str(file.name)
+        return error.errno, error.strerror, file.name
+    return errno.EIO, f"cannot be read into RAM: {type(error).__name__}: {error}", file.name
 
 
 def _allocate(name: str, extents: Sequence[Extent]) -> list[NDArray[Any]]:

@@ -3,8 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
-from io import FileIO
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +16,7 @@ from tokenloader.formats.shards import locate_shards
 from tokenloader.storage.coordination import telling_of_errors
 from tokenloader.storage.hub import download, is_hub_address
 from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice
-from tokenloader.storage.mapped import hold_file_under, is_mapped, map_read_only, open_file
+from tokenloader.storage.mapped import HeldFile, hold_file_under, is_mapped, map_read_only
 from tokenloader.storage.ram import RamFill
 from tokenloader.tokens.part import Part
 from tokenloader.tokens.store import Store
@@ -102,34 +101,31 @@ def join(
     sources: Sequence[_Found],
     residency: Residency,
     *,
-    start_fill: Callable[[Sequence[Extent], Sequence[FileIO]], RamFill] = RamFill,
+    start_fill: Callable[[Sequence[Extent], Sequence[HeldFile]], RamFill] = RamFill,
     kernel: KernelAdvice = KERNEL,
 ) -> TokenArray:
     """Makes one axis of files, contiguous arrays and open tokens, all of one dtype.
 
-    start_fill begins to read extents into RAM, given their open handles, which it closes unless it raises;
-    kernel advises on what is mapped.
+    start_fill begins to read extents into RAM, given their open files; kernel advises on what is mapped.
     """
-    to_fill = [source for source in sources if isinstance(source, Extent) and residency == "ram"]
     parts: list[Part] = []
-    with ExitStack() as stack:
-        # One opening serves the mapping and the reading: meanwhile a path may name another file.
-        files = [stack.enter_context(open_file(extent)) for extent in to_fill]
-        opened = iter(files)
-        for source in sources:
-            if isinstance(source, Extent):
-                array, file = map_read_only(source, next(opened, None))
-                parts.append(Part(array, "filling" if to_fill else "mapped", source, file))
-            elif isinstance(source, TokenArray):
-                with suppress(OSError):  # what cannot be read into RAM stays mapped
-                    source.wait_until_loaded()
-                parts += source._parts()
-            elif is_mapped(source):
-                parts.append(Part(source, "mapped", file=hold_file_under(source)))
-            else:
-                parts.append(Part(source))
-        fill = start_fill(to_fill, files) if to_fill else None
-        stack.pop_all()  # the fill closes them
+    extents: list[Extent] = []
+    files: list[HeldFile] = []
+    for source in sources:
+        if isinstance(source, Extent):
+            array, file = map_read_only(source)
+            parts.append(Part(array, "filling" if residency == "ram" else "mapped", source, file))
+            extents.append(source)
+            files.append(file)
+        elif isinstance(source, TokenArray):
+            with suppress(OSError):  # what cannot be read into RAM stays mapped
+                source.wait_until_loaded()
+            parts += source._parts()
+        elif is_mapped(source):
+            parts.append(Part(source, "mapped", file=hold_file_under(source)))
+        else:
+            parts.append(Part(source))
+    fill = start_fill(extents, files) if files and residency == "ram" else None
     name = _name(sources[0]) + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
     return TokenArray(Store(parts, name=name, fill=fill, kernel=kernel))
 
