@@ -15,7 +15,7 @@ from tokenloader.check.samples import take_sample
 from tokenloader.tokens.token_array import TokenArray
 
 DEFAULT_LIMITS = Limits()
-_MANY_DUPLICATES = 0.01  # of the documents
+_MANY_DUPLICATES = 0.01  # share of the documents
 _HOLE_TOKENS = 1 << 16  # a run so long is no text
 
 
