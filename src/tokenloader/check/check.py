@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from tokenloader.check.counts import OTHER_EOS_ID, Counts, Limits, count_tokens
-from tokenloader.check.delimiters import KNOWN_BOS_IDS, KNOWN_EOS_IDS, Side, find_delimiter, find_side
+from tokenloader.check.delimiters import KNOWN_IDS, Side, find_delimiter, find_side
 from tokenloader.check.dtype_sniffing import sniff_files
 from tokenloader.check.repeats import Repeats, duplicates, shared
 from tokenloader.check.samples import take_sample
 from tokenloader.tokens.token_array import TokenArray
 
 DEFAULT_LIMITS = Limits()
-_KNOWN_IDS = (*KNOWN_EOS_IDS, *KNOWN_BOS_IDS)
-_MANY_DUPLICATES = 0.01  # of the documents
+_MANY_DUPLICATES = 0.01  # share of the documents
 _HOLE_TOKENS = 1 << 16  # a run so long is no text
 
 
@@ -67,7 +66,7 @@ def check(
     notes = []
     if eos_id is None:
         notes.append(
-            f"no end-of-text id was found (looked for {', '.join(map(str, _KNOWN_IDS))}), so "
+            f"no end-of-text id was found (looked for {', '.join(map(str, KNOWN_IDS))}), so "
             f"{'documents are those of the index' if counts.has_index else 'there are no documents'}; "
             f"--eos-id or --bos-id says which it is"
         )

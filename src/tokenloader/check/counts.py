@@ -29,7 +29,7 @@ OTHER_EOS_ID = {50256: 50257, 50257: 50256}
 class Limits:
     """Sizes that bound the memory of a pass."""
 
-    chunk_tokens: int = SCAN_CHUNK_TOKENS  # that a thread looks at together
+    chunk_tokens: int = SCAN_CHUNK_TOKENS  # tokens that a thread looks at together
     first_occurrences: int = NUM_SLOTS  # documents remembered for finding copies, at most; a power of two
     most_documents: int = MOST_DOCUMENTS  # kept for comparing, at most
 

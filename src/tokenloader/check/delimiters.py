@@ -21,6 +21,7 @@ KNOWN_EOS_IDS = (50256, 50257, 100257, 128001, 151643, 199999, 200001)
 # The begin-of-text ids of tokenizers that have one, and their end-of-text ids: Llama 3, Llama 4. The other
 # tokenizers have one id for both.
 KNOWN_BOS_IDS = {128000: 128001, 200000: 200001}
+KNOWN_IDS = (*KNOWN_EOS_IDS, *KNOWN_BOS_IDS)
 # (begin, end) of tokenizers that number them so low that only both together are known: Llama 2 and Mistral;
 # Gemma.
 _LOW_PAIRS = ((1, 2), (2, 1))
@@ -38,7 +39,7 @@ def find_delimiter(ids: NDArray[Any]) -> int | None:
         most = max(np.count_nonzero(begins), np.count_nonzero(ends))
         if begins[0] and pairs > 1 and pairs >= _PAIRED * most:
             return end
-    counts = {one: np.count_nonzero(ids == one) for one in (*KNOWN_EOS_IDS, *KNOWN_BOS_IDS)}
+    counts = {one: np.count_nonzero(ids == one) for one in KNOWN_IDS}
     likely = max(counts, key=counts.__getitem__)
     end = KNOWN_BOS_IDS.get(likely, likely)
     return (end if 2 * counts[end] >= counts[likely] else likely) if counts[likely] else None

@@ -32,9 +32,7 @@ class Documents(NamedTuple):
     keys: NDArray[np.uint64]  # [n], from `document_keys`
     starts: NDArray[np.int64]  # [n], positions of first tokens
     lengths: NDArray[np.int64]  # [n], tokens
-    copy_of: NDArray[
-        np.int64
-    ]  # [n], start of an equal document that is no known copy; -1: none is known yet
+    copy_of: NDArray[np.int64]  # [n], start of an equal document that is no known copy; -1: none yet
 
     def take(self, which: NDArray[Any]) -> Documents:
         """The documents at some indices, or where a mask is true."""

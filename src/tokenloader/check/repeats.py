@@ -49,9 +49,8 @@ def duplicates(tokens: TokenArray, documents: Documents) -> Repeats:
     """Finds documents that are exactly equal to an earlier one."""
     groups = _group_known_copies(documents)
     keys = np.sort(groups.keys)
-    doubtful = _find_keys(
-        groups.keys, np.unique(keys[1:][keys[1:] == keys[:-1]])
-    )  # met twice, or more often
+    met_again = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    doubtful = _find_keys(groups.keys, met_again)
     done = np.setdiff1d(np.flatnonzero(groups.counts > 1), doubtful)
     rest = groups.take(doubtful)
     groups = groups.take(done).join(rest.merge(_digests(tokens, rest, tokens.dtype)))

@@ -37,10 +37,11 @@ def run_and_exit(commands: click.Command) -> NoReturn:
         with _stopping_on_signals():
             sys.exit(_run(commands))
     except _StoppedError as stopped:
-        if stopped.status == _INTERRUPTED:
+        status = int(stopped.args[0])
+        if status == _INTERRUPTED:
             _print_error("")  # ends the line in which the terminal shows ^C
         # sys.exit would wait for threads, of which one may read a pipe that nobody writes.
-        os._exit(stopped.status)
+        os._exit(status)
     except SystemExit:
         raise
     except click.exceptions.Exit as ended:
@@ -133,11 +134,7 @@ def _open_closed_streams() -> None:
 
 
 class _StoppedError(SystemExit):
-    """A signal ends the command."""
-
-    def __init__(self, number: int) -> None:
-        self.status = _STOPPED + number
-        super().__init__(self.status)
+    """A signal ends the command, with this status."""
 
 
 @contextmanager
@@ -149,7 +146,7 @@ def _stopping_on_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         for each in {*caught} - {signal.SIGINT}:
             signal.signal(each, signal.SIG_IGN)  # a shell that is closed may send several
-        raise _StoppedError(number)
+        raise _StoppedError(_STOPPED + number)
 
     for number in caught:
         signal.signal(number, stop)

@@ -20,7 +20,7 @@ from tokenloader.formats.format import Candidate, read_bytes
 
 
 class Foreign(NamedTuple):
-    """What a file is that is no token file, and what to do to have its tokens."""
+    """The kind of a file that is no token file, and the way to its tokens."""
 
     what: str
     remedy: str

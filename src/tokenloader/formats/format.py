@@ -34,7 +34,7 @@ class Candidate:
     path: Path
     size_bytes: int
     head: bytes  # the first 1,024 bytes, or all if there are fewer
-    identity: FileIdentity  # before anything else of the file was read
+    identity: FileIdentity  # as it was before anything else of the file was read
 
 
 @dataclass(frozen=True)

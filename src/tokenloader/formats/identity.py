@@ -26,7 +26,7 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, descriptor: int) -> FileIdentity:
-        """Asks about an open file."""
+        """Returns the identity of an open file."""
         status = os.fstat(descriptor)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 

@@ -58,13 +58,14 @@ def _folders_in(top: str) -> Iterator[str]:
     """Lists a directory and all below it, each once: first those that no link leads to."""
     if not os.path.isdir(top):
         return
-    entered = {_identity(above) for above in Path(os.path.realpath(top)).parents}
+    entered = {*Path(os.path.realpath(top)).parents}  # without links, as all that are added
     own, linked = deque([top]), deque[str]()
     while own or linked:
         folder = (own or linked).popleft()
-        if _identity(folder) in entered:
+        real = Path(os.path.realpath(folder))
+        if real in entered:
             continue
-        entered.add(_identity(folder))
+        entered.add(real)
         yield folder
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             # os.path.isdir, which is also False for a link to itself.
@@ -72,10 +73,5 @@ def _folders_in(top: str) -> Iterator[str]:
                 continue
             if not entry.is_symlink():
                 own.append(entry.path)
-            elif Path(os.path.realpath(entry.path)) not in Path(os.path.realpath(folder)).parents:
+            elif Path(os.path.realpath(entry.path)) not in real.parents:
                 linked.append(entry.path)
-
-
-def _identity(folder: str | Path) -> tuple[int, int]:
-    status = os.stat(folder)
-    return status.st_dev, status.st_ino

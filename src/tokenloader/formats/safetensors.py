@@ -30,7 +30,7 @@ from tokenloader.formats.quoting import listed, shown
 _DTYPES = {"U8": "uint8", "U16": "uint16", "U32": "uint32", "I32": "int32", "I64": "int64"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_BYTES = 248  # as written: room for any count, and after the 8 bytes of its length data is aligned
-_MAX_HEADER_BYTES = 100_000_000  # of the format
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the format
 _MAX_INDEX_BYTES = 16 << 20
 
 

@@ -48,14 +48,26 @@ class Part(NamedTuple):
         """Bytes of the file before the first of these tokens; 0 for an array that was given."""
         return self.extent.offset_bytes + self.first * self.array.itemsize if self.extent else 0
 
-    def read(self, out: NDArray[Any], at_bytes: int = 0) -> None:
-        """Fills out with what the file has from a byte of the part on. OSError if that cannot be read."""
-        assert self.file is not None
-        try:
-            read_exactly(self.file, self.offset_bytes + at_bytes, out, dontcache_flag=0)
-        except OSError:
-            self.check_unchanged(at_bytes)  # which says more of a file that was truncated
-            raise
+    def read(self, out: NDArray[Any], at_bytes: int = 0, stopped_by: int = 0) -> None:
+        """Fills out with what the part has from a byte on: from its file, or else from memory.
+
+        Raises OSError if that cannot be read; stopped_by is the error that the kernel met in copying it.
+        """
+        if self.file is not None and self.extent is not None:
+            try:
+                read_exactly(self.file, self.offset_bytes + at_bytes, out, dontcache_flag=0)
+            except OSError:
+                self.check_unchanged(at_bytes)  # which says more of a file that was truncated
+                raise
+            return
+        self.check_unchanged(at_bytes)
+        if stopped_by == errno.EFAULT:  # touching the memory would kill the process
+            message = (
+                f"byte {at_bytes:,} of an array that was given as tokens cannot be read; is the array "
+                f"mapped from a file that was truncated, or does its disk fail?"
+            )
+            raise OSError(errno.EIO, message, self.file.name if self.file else None)
+        out[...] = self.array.view(np.uint8)[at_bytes : at_bytes + len(out)]
 
     def check_unchanged(self, at_bytes: int) -> None:
         """Raises OSError, which names a byte to be read, if the file has changed since it was opened."""

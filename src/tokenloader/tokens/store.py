@@ -80,7 +80,7 @@ class Memory:
         for row, ((address, length), number, end) in enumerate(ranges):
             if copied < end:
                 at_bytes = address + length - (end - copied) - self.parts[number].array.ctypes.data
-                _read_part(self.parts[number], at_bytes, data[copied:end], stopped_by)
+                self.parts[number].read(data[copied:end], at_bytes, stopped_by)
                 copied = end
                 if stopped_by == errno.EFAULT:  # in that range; the kernel may copy what comes after it
                     more, stopped_by = self.kernel.copy(where.ranges[row + 1 :], data[end:])
@@ -126,18 +126,3 @@ def no_memory(name: str, num_tokens: int, dtype: np.dtype[Any]) -> MemoryError:
         f"{name}: a copy of {num_tokens:,} {dtype} tokens needs {num_tokens * dtype.itemsize / 2**30:.2f} "
         f"GiB of memory, which the system does not give; take fewer at once"
     )
-
-
-def _read_part(part: Part, at_bytes: int, out: NDArray[np.uint8], stopped_by: int) -> None:
-    """Fills out with what a part has from a byte on, at which an error stopped the kernel's copying."""
-    if part.file is not None and part.extent is not None:
-        part.read(out, at_bytes)
-        return
-    part.check_unchanged(at_bytes)
-    if stopped_by == errno.EFAULT:  # touching the memory would kill the process
-        message = (
-            f"byte {at_bytes:,} of an array that was given as tokens cannot be read; is the array mapped "
-            f"from a file that was truncated, or does its disk fail?"
-        )
-        raise OSError(errno.EIO, message, part.file.name if part.file else None)
-    out[...] = part.array.view(np.uint8)[at_bytes : at_bytes + len(out)]

@@ -14,11 +14,11 @@ import hashlib
 import io
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -75,15 +75,15 @@ def write_file(
     """
     num_tokens = 0
     with atomic_file(path, replace=replace) as write:
-        write(bytes(len(writer.header(dtype, 0))))
         for array in arrays:
             ids = _fitted(array, dtype, num_tokens)
+            at = len(writer.header(dtype, 0)) + num_tokens * dtype.itemsize
             num_tokens += len(ids)
             writer.header(dtype, num_tokens)  # raises if a file cannot hold so many
-            write(memoryview(ids.view(np.uint8)))  # type: ignore[arg-type] # it is a buffer
+            write(memoryview(ids.view(np.uint8)), at)  # type: ignore[arg-type] # it is a buffer
         if not num_tokens:
             raise ValueError(f"{path}: there are no tokens to write; expected 1 or more")
-        write(writer.header(dtype, num_tokens), at=0)
+        write(writer.header(dtype, num_tokens), 0)
     return num_tokens
 
 
@@ -136,17 +136,12 @@ def check_place(path: Path) -> None:
         raise OSError(f"{path} is {kind}; tokens are written to a file, whose header comes last")
 
 
-class Write(Protocol):
-    """Writes all of the data: after what was written before, or at an offset."""
-
-    def __call__(self, data: bytes | memoryview, *, at: int | None = None) -> None: ...
-
-
 @contextmanager
-def atomic_file(path: Path, *, replace: bool) -> Iterator[Write]:
+def atomic_file(path: Path, *, replace: bool) -> Iterator[Callable[[bytes | memoryview, int], None]]:
     """Opens a file to write, which is named `path` once the with block ends, and is removed if it fails.
 
-    Raises FileExistsError if replace is False and a file is there by then, or one is being written.
+    Yields a function that writes all of its data at an offset in bytes. Raises FileExistsError if replace
+    is False and a file is there by then, or one is being written.
     """
     check_place(path)
     target = Path(os.path.realpath(path))  # through links: a link's target is replaced, not the link
@@ -159,7 +154,7 @@ def atomic_file(path: Path, *, replace: bool) -> Iterator[Write]:
         with _errors_naming(path):
             file = _open_locked(temporary)
         with file:
-            yield partial(write_all, file, path)
+            yield partial(write_all, file.fileno(), path)
             with _errors_naming(path):
                 os.fsync(file.fileno())
                 _publish(temporary, target, path, replace=replace)
@@ -240,11 +235,9 @@ def _errors_naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def write_all(file: io.FileIO, path: Path, data: bytes | memoryview, *, at: int | None = None) -> None:
-    """Writes all of the data to the file that is to be named path, at an offset or where the last ended."""
+def write_all(descriptor: int, path: Path, data: bytes | memoryview, at: int) -> None:
+    """Writes all of the data, from an offset on, to the file that is to be named path."""
     left = memoryview(data)
     with _errors_naming(path):
-        if at is not None:
-            file.seek(at)
         while left:  # one call may take fewer bytes than it is given
-            left = left[file.write(left) :]
+            left = left[os.pwrite(descriptor, left, at + len(data) - len(left)) :]
