@@ -130,6 +130,7 @@ def test_a_count_of_the_wrong_type_or_size_is_an_error_that_shows_it(field, leas
         "0:0:-1",
         f"0:0:{2**62}",
         "0:0:+32",
+        "-1:-1:5",
         "0:0:3_2",
         "0:0:32 5:160:32",
         "1:0:32",

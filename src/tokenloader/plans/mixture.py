@@ -159,18 +159,14 @@ class BoundMixture(BoundPlan):
         # Several sources have plans without, which `bind` sees to.
         return self.plans[0].valid_targets(samples)
 
-    def with_weights(self, weights: tuple[int, ...]) -> "BoundMixture":
-        """Returns a mixture of the same sources in other proportions."""
-        mixture = Mixture(dict(zip(self.mixture.ranges, weights, strict=True)), self.mixture.plan)
-        return BoundMixture(mixture, self.plans, Proportions.of_weights(weights))
+    def effect_of_going_on_from(self, weights: tuple[int, ...], sample: int) -> str:
+        """Returns what becomes of the windows of a run with other weights that goes on here at a sample.
 
-    def effect_of_going_on_from(self, saved: "BoundMixture", sample: int) -> str:
-        """Returns what becomes of the windows of a run that goes on in these proportions at a sample.
-
-        Each source goes on where its part of so many samples ends in these proportions. In those of the
-        saved run that was later, so windows come again; or earlier, so windows are left out.
+        Each source goes on where its part of so many samples ends in these proportions. With the other
+        weights that was later, so windows come again; or earlier, so windows are left out.
         """
-        before, here = saved.proportions.counts(sample), self.proportions.counts(sample)
+        before = Proportions.of_weights(weights).counts(sample)
+        here = self.proportions.counts(sample)
 
         def named(counts: list[int], others: list[int]) -> str:
             surplus = zip(self.mixture.ranges, counts, others, strict=True)

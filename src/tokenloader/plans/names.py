@@ -2,11 +2,14 @@
 
 import ast
 
+from tokenloader.formats.quoting import shown
 from tokenloader.plans.mixture import Mixture
 from tokenloader.plans.plan import BoundPlan, Plan
 from tokenloader.plans.random_windows import RandomWindows
 from tokenloader.plans.sequential_windows import SequentialWindows
 from tokenloader.plans.shuffled_epochs import ShuffledEpochs
+
+MOST_SHOWN = 1000  # characters of a plan's key in a message: that of a mixture is long
 
 _SIMPLE_PLANS: dict[str, type[RandomWindows | ShuffledEpochs | SequentialWindows]] = {
     "RandomWindows": RandomWindows,
@@ -21,9 +24,9 @@ def bind_named(key: str, until_sample: int, num_tokens: int, seq_len: int) -> Bo
     Raises ValueError if the key is none of tokenloader's own plans, or the plan does not fit the tokens.
     """
     unknown = ValueError(
-        f"state: plan is {in_message(key)}, which is none of {', '.join(_SIMPLE_PLANS)} and Mixture, so "
-        f"its windows cannot be told from the state alone; in Python, make a TokenLoader with that plan, "
-        f"set_state(state), and ask its window_starts(step) and window_tokens(step)"
+        f"state: plan is {shown(key, MOST_SHOWN)}, which is none of {', '.join(_SIMPLE_PLANS)} and "
+        f"Mixture, so its windows cannot be told from the state alone; in Python, make a TokenLoader with "
+        f"that plan, set_state(state), and ask its window_starts(step) and window_tokens(step)"
     )
     plan = plan_named(key)
     if plan is None:
@@ -40,14 +43,6 @@ def plan_named(key: str) -> Plan | None:
         return _plan(ast.parse(key, mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
-
-
-def in_message(name: str) -> str:
-    """Returns a name from a state in one printable line of at most 1,000 characters."""
-    if len(name) > 1000:
-        name = f"{name[:498]}...{name[-498:]}"
-    escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
-    return escaped if len(escaped) <= 1000 else f"{escaped[:997]}..."
 
 
 def _plan(node: ast.expr) -> Plan:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+from tokenloader.formats.quoting import shown
 from tokenloader.plans.cursor import MAX_CHANGES, BatchSizeSchedule, Cursor, Stretch, probe
 from tokenloader.plans.mixture import BoundMixture, Mixture
-from tokenloader.plans.names import in_message, plan_named
+from tokenloader.plans.names import MOST_SHOWN, plan_named
 from tokenloader.plans.plan import BoundPlan
 
 VERSION = 2
@@ -95,7 +96,7 @@ def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) ->
     """Returns a line for each difference between a saved run and one here: both values, and the effect."""
     lines = []
     key = plan.key(saved.sample)
-    plan_here = in_message(key)
+    plan_here = shown(key, MOST_SHOWN)
     if saved.plan != key:
         effect = (
             "the windows come in another order, so some would be trained on a second time, and others not "
@@ -103,7 +104,7 @@ def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) ->
         )
         if (saved.seq_len, saved.data) == (seq_len, data) and isinstance(plan, BoundMixture):
             effect = _effect_of_weights(saved, plan) or effect
-        lines.append(f"plan: saved {in_message(saved.plan)}, here {plan_here}: {effect}")
+        lines.append(f"plan: saved {shown(saved.plan, MOST_SHOWN)}, here {plan_here}: {effect}")
     if saved.seq_len != seq_len:
         lines.append(
             f"seq_len: saved {saved.seq_len}, here {seq_len}: the windows are cut elsewhere; the run "
@@ -116,7 +117,7 @@ def differences(saved: RunState, plan: BoundPlan, *, seq_len: int, data: str) ->
     ended = plan.num_samples is not None and saved.sample > plan.num_samples
     if not lines and not ended and saved.probe != (here := probe(plan, saved.sample)):
         lines.append(
-            f"probe: saved {in_message(saved.probe)}, here {here}: {plan_here} draws other windows here "
+            f"probe: saved {shown(saved.probe)}, here {here}: {plan_here} draws other windows here "
             f"than where the state was saved; is it another release, or does the plan's key hide what "
             f"decides its windows?"
         )
@@ -128,10 +129,11 @@ def _effect_of_weights(saved: RunState, plan: BoundMixture) -> str | None:
     before = plan_named(saved.plan)
     if not isinstance(before, Mixture) or before.ranges != plan.mixture.ranges:
         return None
-    reweighted = plan.with_weights(before.weights)
-    if reweighted.key(saved.sample) != saved.plan:
+    weights: dict[Any, int] = dict(zip(before.ranges, before.weights, strict=True))
+    bound = Mixture(weights, plan.mixture.plan).bind(before.ranges[-1].stop, saved.seq_len)
+    if bound.key(saved.sample) != saved.plan:
         return None
-    return plan.effect_of_going_on_from(reweighted, saved.sample)
+    return plan.effect_of_going_on_from(before.weights, saved.sample)
 
 
 def data_difference(saved: str, here: str) -> str:
@@ -143,41 +145,28 @@ def data_difference(saved: str, here: str) -> str:
     effect = (
         f"the same {'sample numbers are windows at other places' if moved else 'windows hold other tokens'}"
     )
-    return f"data: saved {in_message(saved)}, here {here}: {' and '.join(differing)}, so {effect}"
+    return f"data: saved {shown(saved)}, here {here}: {' and '.join(differing)}, so {effect}"
 
 
 def _schedule(text: str) -> BatchSizeSchedule:
-    try:
-        schedule = BatchSizeSchedule(
-            tuple(Stretch(*map(int, change.split(":"))) for change in text.split(" "))
-        )
-    except (TypeError, ValueError):
-        schedule = None
-    # Its text is not what was read where a number is written as to_dict writes none.
-    if schedule is None or not _is_a_run(schedule.stretches) or schedule.text != text:
+    """Reads a schedule by making its changes again: what they give is what was read."""
+    changes = text.split(" ")
+    if len(changes) > 1 + MAX_CHANGES:
         raise ValueError(
-            f"state: batch_sizes is {text!r:.200}; expected STEP:SAMPLE:BATCH_SIZE for each change, from "
-            f"0:0 on, with rising steps and the samples that those batches have: {_REMEDY}"
+            f"state: batch_sizes has {len(changes) - 1:,} changes; expected at most {MAX_CHANGES:,}: "
+            f"{_REMEDY}"
         )
-    if len(schedule.stretches) > 1 + MAX_CHANGES:
-        raise ValueError(
-            f"state: batch_sizes has {len(schedule.stretches) - 1:,} changes; expected at most "
-            f"{MAX_CHANGES:,}: {_REMEDY}"
-        )
-    return schedule
-
-
-def _is_a_run(stretches: tuple[Stretch, ...]) -> bool:
-    """Whether stretches follow each other from step 0 on, as `BatchSizeSchedule.changed` makes them."""
-    return (
-        stretches[0][:2] == (0, 0)
-        and all(0 < stretch.batch_size < _LIMIT for stretch in stretches)
-        and all(
-            a.step < b.step
-            and a.sample + (b.step - a.step) * a.batch_size == b.sample
-            and a.batch_size != b.batch_size
-            for a, b in pairwise(stretches)
-        )
+    with suppress(TypeError, ValueError):
+        stretches = [Stretch(*map(int, change.split(":"))) for change in changes]
+        schedule = BatchSizeSchedule.constant(1)
+        for step, _, batch_size in stretches:
+            schedule = schedule.changed(step, batch_size)
+        is_in_range = all(step >= 0 and 0 < size < _LIMIT for step, _, size in stretches)
+        if is_in_range and schedule.text == text:
+            return schedule
+    raise ValueError(
+        f"state: batch_sizes is {text!r:.200}; expected STEP:SAMPLE:BATCH_SIZE for each change, from "
+        f"0:0 on, with rising steps and the samples that those batches have: {_REMEDY}"
     )
 
 
