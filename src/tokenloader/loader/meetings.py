@@ -14,7 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from itertools import count, groupby
+from itertools import count
 from typing import Any, NamedTuple
 
 from tokenloader.loader.notes import Notes, OtherProcessError
@@ -80,7 +80,7 @@ class Meeting:
         text = json.dumps(given, sort_keys=True).encode()
         self._place = {
             "serial": self._serial,
-            "members": _ranges(self._members),
+            "members": None if len(self._members) == self._way.count else self._members,  # None: all
             "subject": subject,
             "call": call,
             "hash": hashlib.blake2b(text, digest_size=16).hexdigest(),
@@ -207,7 +207,10 @@ class Meeting:
             if self._local_key in other and self._local_key not in own:
                 found.append((ValueError, f"{where} {other[str(self._local_key)]}"))
             if member in stuck:
-                calls = {process: _call_and_members(place) for process, place in stuck.items()}
+                calls = {
+                    process: f"{place['call']} of {processes_in_words(_members(place, self._way.count))}"
+                    for process, place in stuck.items()
+                }
                 found.append((ValueError, _in_different_calls(calls)))
         now = time.monotonic()
         for error, reason in found:
@@ -267,7 +270,7 @@ def _stuck(meeting: dict[int, _Place], count: int) -> dict[int, _Place]:
         process
         for process, place in meeting.items()
         if process not in free
-        and all(member in free or _same(meeting[member], place) for member in _members(place))
+        and all(member in free or _same(meeting[member], place) for member in _members(place, count))
     }:
         free |= more
     return {process: place for process, place in meeting.items() if process not in free}
@@ -278,16 +281,5 @@ def _same(place: _Place, other: _Place) -> bool:
     return all(place[part] == other[part] for part in ("members", "subject"))
 
 
-def _members(place: _Place) -> list[int]:
-    return [member for begin, end in place["members"] for member in range(begin, end)]
-
-
-def _call_and_members(place: _Place) -> str:
-    return f"{place['call']} of {processes_in_words(_members(place))}"
-
-
-def _ranges(members: list[int]) -> list[list[int]]:
-    """Returns [begin, end) of each run of members, which are ascending: short, where all take part."""
-    runs = groupby(enumerate(members), key=lambda pair: pair[1] - pair[0])
-    found = [[member for _, member in run] for _, run in runs]
-    return [[run[0], run[-1] + 1] for run in found]
+def _members(place: _Place, count: int) -> list[int]:
+    return list(range(count)) if place["members"] is None else place["members"]

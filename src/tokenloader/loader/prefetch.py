@@ -93,8 +93,8 @@ class Prefetcher(Generic[T]):
                 f"limit on processes (ulimit -u, or the container's on pids), or end some"
             ) from error
 
-    def wait(self, seconds: float) -> bool:
-        """Waits for so long, at most, until `peek` need not wait. Ctrl-C interrupts it."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits, for so long at most, until `peek` need not wait. Ctrl-C interrupts it."""
         first = self._first
         if not first and not self._control.stopping.is_set():
             try:
@@ -112,10 +112,9 @@ class Prefetcher(Generic[T]):
             BaseException: what making the item raised, with its traceback.
         """
         first = self._first
+        self.wait()
         if self._control.stopping.is_set():
             raise _stopped()
-        if not first:
-            first.extend(starmap(self._ready.get, [()]))  # one call into C
         item = first[0]
         if isinstance(item, _End):
             try:
@@ -127,8 +126,7 @@ class Prefetcher(Generic[T]):
     def peek_if_there(self) -> T | None:
         """Returns the next item, if it is made already; None if not, at the end or an error."""
         first = self._first
-        if not first and not self._ready.empty():
-            first.extend(starmap(self._ready.get, [()]))
+        self.wait(0)
         return None if not first or isinstance(first[0], _End) else first[0]  # type: ignore[return-value]
 
     def pop(self) -> None:

@@ -368,10 +368,18 @@ class TokenLoader(Generic[T]):
         return _Made(block.step, list(batches[: block.num_steps]))
 
     def _wait_for(self, prefetcher: Prefetcher[Block]) -> Block:
+        """Returns the next block; meanwhile listens to other processes, and says when it takes long."""
+        began, logged = time.monotonic(), False
         try:
             with TraceAnnotation("tokenloader.wait"), self._counters.waiting:
-                if not prefetcher.wait(_SLICE_SECONDS):
-                    self._look_around_until(prefetcher)
+                while not prefetcher.wait(_SLICE_SECONDS):
+                    if self._notes is not None:
+                        self._notes.raise_due(self._agreement.members)
+                    waited = time.monotonic() - began
+                    if waited >= LOG_SECONDS and not logged:
+                        logged, task = True, task_in_words(self._counters.task)
+                        told = "next() has waited %.0f s for step %d: the background thread %s"
+                        _logger.warning(told, waited, self.step, task)
                 return prefetcher.peek()
         except PrefetcherStoppedError:
             raise self._closed_error() from None
@@ -379,22 +387,6 @@ class TokenLoader(Generic[T]):
             if prefetcher.ended:
                 self._stop_prefetching(wait=False)  # the next call begins another here
             raise
-
-    def _look_around_until(self, prefetcher: Prefetcher[Block]) -> None:
-        """Waits for a block; meanwhile listens to other processes, and says when it takes long."""
-        began, logged = time.monotonic(), False
-        while not prefetcher.wait(_SLICE_SECONDS):
-            if self._notes is not None:
-                self._notes.raise_due(self._agreement.members)
-            waited = time.monotonic() - began + _SLICE_SECONDS
-            if waited >= LOG_SECONDS and not logged:
-                logged, task = True, task_in_words(self._counters.task)
-                _logger.warning(
-                    "next() has waited %.0f s for step %d: the background thread %s",
-                    waited,
-                    self.step,
-                    task,
-                )
 
     def _move(self, cursor: Cursor) -> None:
         self._stop_prefetching()

@@ -74,42 +74,38 @@ def transfer(
     row_shape = (*steps, placement.batch_size, 1)
     block_sharding, row_sharding = placement.shardings(num_steps)
     if placement.is_local:
-        block = windows.reshape(shape)
+        host_block = windows.reshape(shape)
         if valid_targets is None:
-            return jax.device_put(block, block_sharding), None
-        counts = valid_targets.reshape(row_shape)
-        both: tuple[jax.Array, jax.Array] = jax.device_put((block, counts), (block_sharding, row_sharding))
+            return jax.device_put(host_block, block_sharding), None
+        host = host_block, valid_targets.reshape(row_shape)
+        both: tuple[jax.Array, jax.Array] = jax.device_put(host, (block_sharding, row_sharding))
         return both
 
-    devices: list[jax.Device | Sharding]
-    parts, counts_parts, devices, at = [], [], [], 0
+    parts, at = [], 0
     for shard in placement.local_shards:
         rows = shard.end - shard.begin
-        part = windows[at : at + num_steps * rows].reshape(*steps, rows, placement.window_len)
+        parts.append(windows[at : at + num_steps * rows].reshape(*steps, rows, placement.window_len))
         at += num_steps * rows
-        for device in shard.devices:
-            if placement.memory_kind is None:
-                devices.append(device)
-            else:
-                devices.append(SingleDeviceSharding(device, memory_kind=placement.memory_kind))
-            parts.append(part)
-            if valid_targets is not None:
-                counts = valid_targets[:, shard.begin : shard.end]
-                counts_parts.append(counts.reshape(*steps, rows, 1))
-    tokens = _assembled(shape, block_sharding, parts, devices)
+    block = _assembled(parts, placement, shape, block_sharding)
     if valid_targets is None:
-        return tokens, None
-    return tokens, _assembled(row_shape, row_sharding, counts_parts, devices)
+        return block, None
+    counts_parts = [
+        valid_targets[:, shard.begin : shard.end].reshape(*steps, -1, 1) for shard in placement.local_shards
+    ]
+    return block, _assembled(counts_parts, placement, row_shape, row_sharding)
 
 
 def _assembled(
-    shape: tuple[int, ...],
-    sharding: Sharding,
-    parts: list[NDArray[Any]],
-    devices: list[jax.Device | Sharding],
+    parts: list[NDArray[Any]], placement: Placement, shape: tuple[int, ...], sharding: Sharding
 ) -> jax.Array:
-    on_device = jax.device_put(parts, devices)
-    return jax.make_array_from_single_device_arrays(shape, sharding, on_device)
+    """Sends a part for each of the local shards to the shard's devices; returns the array of all."""
+    kind = placement.memory_kind
+    copies, devices = [], []
+    for part, shard in zip(parts, placement.local_shards, strict=True):
+        for device in shard.devices:
+            copies.append(part)
+            devices.append(SingleDeviceSharding(device, memory_kind=kind) if kind else device)
+    return jax.make_array_from_single_device_arrays(shape, sharding, jax.device_put(copies, devices))
 
 
 def _narrowed(windows: NDArray[Any]) -> NDArray[Any]:
