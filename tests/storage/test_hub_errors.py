@@ -1,7 +1,9 @@
 """What is said of each answer a Hub can give, with the real client against a server on the loopback."""
 
 import errno
+import logging
 import socket
+import threading
 
 import pytest
 from helpers import run_cli
@@ -17,6 +19,7 @@ from hub_server import (
     variables,
 )
 
+from tokenloader.storage.hub import _logs_without_secrets
 from tokenloader.storage.hub_errors import HubFile, broken_off, seconds_to_wait, without_secrets
 
 SECRET = "user:pa%40ss"  # whose password is pa@ss
@@ -193,6 +196,17 @@ def test_a_body_that_breaks_off_is_told_without_the_signature_of_its_address(hub
     # Newer clients log the address at each of their retries.
     for secret in (SIGNATURE, "pa%40ss", "pa@ss", "dXNlcjpwYUBzcw"):
         assert secret not in outcome.printed
+
+
+def test_of_log_lines_those_of_the_downloading_thread_are_cut_and_no_others(caplog):
+    log = logging.getLogger("of.a.program").warning
+    address = "GET https://hub/file?signature=5"
+    with _logs_without_secrets():
+        log("%s", address)
+        other = threading.Thread(target=log, args=("%s", address))
+        other.start()
+        other.join()
+    assert caplog.messages == ["GET https://hub/file", address]
 
 
 def test_a_password_in_the_endpoint_is_sent_and_never_printed(hub, tmp_path):

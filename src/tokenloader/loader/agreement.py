@@ -1,4 +1,4 @@
-"""Agreement: a loader's meetings with those that the other processes of its sharding make.
+"""Agreement: the meetings of a loader with the loaders that other processes make for the same sharding.
 
 They meet in the constructor, in set_state(), and in the first next() after either and in a new pass. What
 one of them was given, or refuses, or fails in, is an error on all.
@@ -23,12 +23,12 @@ _said: set[str] = set()  # warnings that come once in a process
 
 
 class Agreement:
-    """What a loader has agreed on with the loaders of the same members, processes of the program.
+    """The meetings of one loader, and the notes that it writes.
 
     Attributes:
         members: the processes of the sharding, ascending; [] where this one is alone, or its sharding is
             not one.
-        notes: of this process; None in a program of one.
+        notes: what other processes write to this one; None in a program of one process.
         is_due: whether the next `next()` is to meet.
     """
 
@@ -77,7 +77,7 @@ class Agreement:
         self.tell_of_success()
 
     def begin_pass(self) -> None:
-        """The position is the beginning again, in all members alike: the next `next()` is to meet."""
+        """Has the next `next()` meet: the position is the beginning again, in all members alike."""
         self._leave()
         self.is_due = self._meets
 
@@ -94,6 +94,11 @@ class Agreement:
         self.is_due = False
         self._leave()
 
+    def raise_due(self) -> None:
+        """Raises OtherProcessError if another member has failed, or this process was given up."""
+        if self.notes is not None and self.notes.due:
+            self.notes.raise_due(self.members)
+
     def tell_of_failure(self, step: int, error: Exception) -> None:
         """Lets the other members know that next() has failed here."""
         if self._meets and self.notes is not None and self._note is None:
@@ -107,7 +112,7 @@ class Agreement:
                 )
 
     def tell_of_success(self) -> None:
-        """Withdraws that next() has failed."""
+        """Withdraws the note of tell_of_failure, if there is one."""
         if self._note is not None and self.notes is not None:
             self.notes.withdraw(self._note)
             self._note = None

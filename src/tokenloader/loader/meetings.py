@@ -1,10 +1,9 @@
 """Meetings: calls that the processes of a loader make together, each waiting until all are there.
 
-Every member stores its place: which call it is in, and a hash of what it was given. The lowest member that
-is there compares, once all are there, and stores a verdict for each: some six calls of the service for a
-member.
-While some are missing, it looks for what keeps them: one has ended; or failed in a call before this one;
-or made a loader of its own instead; or waits in another call for a process that waits for it.
+Every member stores its place: which call it is in, and a hash of its arguments. The lowest member that is
+there compares, once all are there, and stores a verdict for each: some six calls of the service for a
+member. Meanwhile that member looks for what keeps the missing ones: they have ended; or failed in an
+earlier call; or made loaders of their own instead; or wait in another call for a process that waits.
 
 A member that is interrupted keeps its place: `finish` again goes on waiting, or finds the verdict.
 """
@@ -40,11 +39,11 @@ _serials = count()
 
 
 _Place = dict[str, Any]  # of a process in a meeting, as it is stored; see Meeting.__init__
-_Decision = tuple[dict[str, Any], dict[int, _Place]]  # a verdict, and the places of those it is for
+_Decision = tuple[dict[str, Any], dict[int, _Place]]  # a verdict, and whom it is for: places by process
 
 
 class Places(NamedTuple):
-    """Where the processes are, as one look at the store finds them."""
+    """The places of processes, as one look at the store finds them."""
 
     meeting: dict[int, _Place]  # by process: the place of each that waits in a meeting, the newest
     there: dict[int, _Place]  # by process: the places in one meeting
@@ -92,7 +91,7 @@ class Meeting:
         self._suspected: dict[str, float] = {}  # when each reason that keeps others was first found
 
     def finish(self) -> str | None:
-        """Waits for all. Returns a name, equal in all, for what they agreed on; None: all have failed.
+        """Waits for all members; returns a name for the meeting, equal in all. None: all have failed.
 
         Raises:
             ValueError: on every member, if one was given something else, or is in another call.
@@ -227,7 +226,7 @@ class Meeting:
         )
 
     def _send_verdicts(self) -> None:
-        """Stores what was decided, for each member that is there; done twice, it is as done once."""
+        """Stores the verdict for each member that is there. Idempotent: Ctrl-C may come in between."""
         if self._decided is not None:
             verdict, told = self._decided
             for process, place in told.items():

@@ -1,4 +1,4 @@
-"""Notes: what has gone wrong in other processes, for the loaders of this one to raise.
+"""Notes: errors of other processes, for the loaders of this one to raise.
 
 A thread looks at the notes about once a second, and keeps those that are due where `next()` reads them for
 nothing. A note of a failed `next()` is due when it is still there at the second look: who tries again at
@@ -39,14 +39,14 @@ class Notes:
         self.thread = threading.Thread(target=self._run, name="tokenloader notes", daemon=True)
 
     def write(self, text: str, to: Sequence[int] | None = None) -> str:
-        """Tells other processes: those named, or those that share loaders. Returns the note's name."""
+        """Stores a note to the processes named, or to all that share loaders; returns its name."""
         name = f"{self.way.here}/{next(self._serials)}"
         note = {"from": self.way.here, "to": to, "final": to is not None, "text": text}
         self.way.put(f"notes/{name}", note)
         return name
 
     def withdraw(self, name: str) -> None:
-        """Removes a note: this process goes on."""
+        """Removes a note, whose writer goes on."""
         self.way.delete(f"notes/{name}")
 
     def raise_due(self, processes: Collection[int]) -> None:
@@ -71,7 +71,7 @@ class Notes:
         self._known = found.keys()
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the thread."""
         self.thread.start()
         atexit.register(self.stop)  # before jax ends its client
 

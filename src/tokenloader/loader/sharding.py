@@ -186,16 +186,14 @@ def over_context_mesh(sharding: Any) -> Any:
     if isinstance(sharding, PartitionSpec):
         if mesh.empty:
             raise TypeError(
-                f"sharding is of type {type(sharding).__name__}; expected a mesh for it: "
-                f"sharding=NamedSharding(mesh, {sharding}), or since jax 0.8.1 `with jax.set_mesh(mesh):` "
-                f"around this call"
+                f"sharding is of type PartitionSpec; expected a mesh for it: sharding=NamedSharding(mesh, "
+                f"{sharding}), or since jax 0.8.1 `with jax.set_mesh(mesh):` around this call"
             )
         try:
             return NamedSharding(mesh, sharding)
         except Exception as error:
-            raise ValueError(
-                f"sharding={sharding} does not fit the mesh of jax.set_mesh: {error}"
-            ) from error
+            message = f"sharding={sharding} does not fit the mesh of jax.set_mesh: {error}"
+            raise ValueError(message) from error
     if isinstance(sharding, NamedSharding) and (sharding.mesh.empty or not isinstance(sharding.mesh, Mesh)):
         if mesh.empty or mesh.shape_tuple != sharding.mesh.shape_tuple:
             raise ValueError(

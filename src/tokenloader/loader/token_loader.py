@@ -76,11 +76,8 @@ class TokenLoader(Generic[T]):
 
     With a sharding over several processes, each makes a loader with the same arguments, and takes and
     resumes the same batches: the constructor, `set_state` and the first `next()` after either wait for all
-    of the sharding's processes, and compare; an error in one is raised in all (docs/processes.md). Of the
-    tokens they compare a sample (`TokenArray.fingerprint`; all of them: `tokenloader check --fingerprint`).
-    Of a transform they compare code, and the values that it closes over, reads as globals of its module, or
-    has as attributes, where these are numbers, strings, arrays of up to 1 MiB, containers and dataclasses
-    of them, or functions; what other objects hold cannot be compared. Each plans, reads and sends only what
+    of the sharding's processes, and compare what docs/processes.md says, of the tokens a sample
+    (`TokenArray.fingerprint`); an error in one is raised in all. Each plans, reads and sends only what
     its own devices hold; no collective and no jit runs in the background.
     After Ctrl-C on some of them alone, `set_state` on all brings them together again.
 
@@ -151,14 +148,13 @@ class TokenLoader(Generic[T]):
         transform: Callable[[jax.Array], Any] | None = next_token,
     ) -> None:
         self._agreement = agreement = Agreement(sharding)
-        self._notes = agreement.notes  # None in a program of one process
         with agreement.on_arguments() as given:
             setup = check_setup(tokens, batch_size, seq_len, plan, sharding, prefetch, transform)
             self._placement, self._group_size = setup.placement, setup.group_size
             self._make_batches = None
             if transform is not None:
                 self._make_batches = compiled(transform, setup.placement, setup.group_size)
-            if self._notes is not None:
+            if agreement.notes is not None:
                 given.update(setup.description())
         self.tokens, self.plan, self.transform = tokens, plan, transform
         self.batch_size, self.seq_len = setup.placement.batch_size, setup.placement.seq_len
@@ -194,8 +190,7 @@ class TokenLoader(Generic[T]):
         """
         if self._closed:
             raise self._closed_error()
-        if self._notes is not None and self._notes.due:
-            self._notes.raise_due(self._agreement.members)
+        self._agreement.raise_due()
         step = self._cursor.step
         if self._cursor.ended:
             self._finished = True
@@ -373,8 +368,7 @@ class TokenLoader(Generic[T]):
         try:
             with TraceAnnotation("tokenloader.wait"), self._counters.waiting:
                 while not prefetcher.wait(_SLICE_SECONDS):
-                    if self._notes is not None:
-                        self._notes.raise_due(self._agreement.members)
+                    self._agreement.raise_due()
                     waited = time.monotonic() - began
                     if waited >= LOG_SECONDS and not logged:
                         logged, task = True, task_in_words(self._counters.task)

@@ -63,12 +63,16 @@ def contents(
             parts = digests([object.__getstate__(value)])
         else:
             parts = digests([stand_in(value)])
-        whole = hashlib.blake2b(type(value).__qualname__.encode(), digest_size=16)
-        for part in parts:
-            whole.update(len(part).to_bytes(8, "little") + part)
-        return whole.digest()
+        return _hash(type(value), parts)
 
     return digest(value, ()).hex()
+
+
+def _hash(kind: type, parts: Iterable[bytes]) -> bytes:
+    whole = hashlib.blake2b(kind.__qualname__.encode(), digest_size=16)
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little") + part)
+    return whole.digest()
 
 
 def named_plan(plan: object) -> BoundPlan:

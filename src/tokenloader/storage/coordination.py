@@ -24,7 +24,7 @@ _has_failed = False  # whether the others can read of an error in `telling_of_er
 
 @dataclass(frozen=True)
 class Coordination:
-    """The way from one process to the store that all processes of the program share."""
+    """The store that all processes of a program share, as one of them reaches it."""
 
     client: Any  # jaxlib's DistributedRuntimeClient
     here: int  # this process, from 0
@@ -70,7 +70,7 @@ def coordination() -> Coordination | None:
 
 @contextmanager
 def telling_of_errors(call: str) -> Iterator[None]:
-    """Lets the other processes read of an error in a call that has no meeting with them, until the next."""
+    """Publishes an error in a call that has no meeting, until the next such call, for those who wait."""
     global _has_failed  # noqa: PLW0603
     way = coordination()
     if way is not None and _has_failed:
@@ -93,7 +93,7 @@ def in_words(error: BaseException) -> str:
 
 
 def _register() -> None:
-    """Has the end of this process told before jax ends its client: what is registered last is run first."""
+    """Registers the exit handler anew: what is registered last runs first, before jax ends its client."""
     atexit.unregister(_tell_of_the_end)
     atexit.register(_tell_of_the_end)
 

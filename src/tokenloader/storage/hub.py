@@ -9,6 +9,7 @@ and its answer told as it is.
 import logging
 import os
 import re
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
@@ -174,10 +175,15 @@ def _ask(url: str, login: dict[str, str], patience_seconds: float) -> tuple[int,
 
 @contextmanager
 def _logs_without_secrets() -> Iterator[None]:
-    """Cuts secrets out of the client's log lines, which tell each retry with a signed address."""
+    """Cuts secrets out of the client's log lines, which tell each retry with a signed address.
+
+    The client logs in the thread that calls it; lines of other threads are not its own.
+    """
+    here = threading.get_ident()
 
     def cut(record: logging.LogRecord) -> bool:
-        record.msg, record.args = without_secrets(record.getMessage()), ()
+        if record.thread == here:
+            record.msg, record.args = without_secrets(record.getMessage()), ()
         return True
 
     handlers = logging.getLogger("huggingface_hub").handlers + logging.getLogger().handlers

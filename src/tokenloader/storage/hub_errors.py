@@ -1,4 +1,4 @@
-"""What a Hub's refusal, or its silence, means: an OSError that names the address, the cause and the remedy.
+"""Hub errors: the OSError for a Hub's refusal or silence, which names the address, cause and remedy.
 
 All is judged by status codes, the Hub's own headers, and what the system says, not by the client's
 exceptions and their wording, which differ from release to release.
@@ -39,7 +39,7 @@ def without_secrets(text: str) -> str:
 
 
 def seconds_to_wait(answer: Mapping[str, str]) -> int | None:
-    """The seconds after which a server wants to be asked again; None where it does not say."""
+    """Returns the seconds after which a server wants to be asked again; None where it does not say."""
     # The Hub's own form is: ratelimit: "resolvers";r=0;t=55
     after = re.fullmatch(r"\s*(\d{1,9})\s*", answer.get("Retry-After", ""))
     after = after or re.search(r";\s*r=0\s*;\s*t=(\d{1,9})", answer.get("RateLimit", ""))
@@ -131,14 +131,14 @@ def _error_on_disk(wanted: HubFile, error: Exception, cache: str) -> OSError | N
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, its cause, the cause's cause. A context may be an error that our caller is handling."""
+    """Yields the error, its cause, the cause's cause. A context may be an error that our caller handles."""
     while error:
         yield error
         error = error.__cause__
 
 
 def _cause(error: Exception) -> str:
-    """The first of a chain of causes: with newer releases of the client, the system's own error."""
+    """Describes the first of a chain of causes: with newer clients, the system's own error."""
     *_, first = _chain(error)
     line = without_secrets(str(first)).partition("\n")[0]
     return f"{type(first).__name__}: {line}"
