@@ -186,8 +186,9 @@ def over_context_mesh(sharding: Any) -> Any:
     if isinstance(sharding, PartitionSpec):
         if mesh.empty:
             raise TypeError(
-                f"sharding is of type PartitionSpec; expected a mesh for it: sharding=NamedSharding(mesh, "
-                f"{sharding}), or since jax 0.8.1 `with jax.set_mesh(mesh):` around this call"
+                f"sharding is of type {type(sharding).__name__}; expected a mesh for it: "
+                f"sharding=NamedSharding(mesh, {sharding}), or since jax 0.8.1 `with jax.set_mesh(mesh):` "
+                f"around this call"
             )
         try:
             return NamedSharding(mesh, sharding)

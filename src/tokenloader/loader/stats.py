@@ -5,7 +5,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+
+from tokenloader.loader.read_ahead import Located
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Counters:
     gathering: Stopwatch = field(init=False)
     transferring: Stopwatch = field(init=False)
     major_page_faults: int = 0
-    task: tuple[str, Any] = ("planning", None)  # of the background thread; see `task_in_words`
+    task: tuple[str, Located | None] = ("planning", None)  # of the background thread; see `task_in_words`
     clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)  # seconds
     count_faults: Callable[[], int] = count_page_faults  # of the calling thread
 
@@ -76,6 +77,11 @@ class Counters:
 
     def snapshot(self, batch_tokens: int) -> LoaderStats:
         """Returns the counts now, for batches of so many inputs."""
-        waited, gathered = self.waiting.seconds, self.gathering.seconds
-        sent, faults = self.transferring.seconds, self.major_page_faults
-        return LoaderStats(self.batches, self.batches * batch_tokens, waited, gathered, sent, faults)
+        return LoaderStats(
+            batches=self.batches,
+            tokens=self.batches * batch_tokens,
+            wait_seconds=self.waiting.seconds,
+            gather_seconds=self.gathering.seconds,
+            transfer_seconds=self.transferring.seconds,
+            major_page_faults=self.major_page_faults,
+        )

@@ -104,7 +104,5 @@ class _Screen:
     def flush(self) -> None:
         """Does nothing: nothing is buffered."""
 
-    def __getattr__(
-        self, name: str
-    ) -> Any:  # encoding, fileno: how wide the screen is, and what it can show
-        return getattr(self._stream, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)  # encoding, fileno: how wide it is, and what it can show
