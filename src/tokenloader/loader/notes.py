@@ -55,7 +55,6 @@ class Notes:
             mine = self.way.here in note["to"] if note["to"] is not None else note["from"] in processes
             if mine and name not in self._raised:
                 self._raised.add(name)
-                self.due = tuple(other for other in self.due if other[0] != name)
                 raise OtherProcessError(note["text"])
 
     def look(self) -> None:

@@ -68,7 +68,7 @@ class BatchSizeSchedule:
         """
         past = self.stretches[: bisect_left(self.stretches, step, key=lambda stretch: stretch.step)]
         if past and past[-1].batch_size == batch_size:
-            return self if past == self.stretches else BatchSizeSchedule(past)
+            return BatchSizeSchedule(past)
         if len(past) > MAX_CHANGES:
             raise ValueError(
                 f"batch_size={batch_size} from step {step} on would be change {len(past):,} of this run's "
