@@ -147,6 +147,10 @@ def data_difference(saved: str, here: str) -> str:
 
 
 def _schedule(text: str) -> BatchSizeSchedule:
+    if (num_changes := text.count(" ")) > MAX_CHANGES:
+        raise ValueError(
+            f"state: batch_sizes has {num_changes:,} changes; expected at most {MAX_CHANGES:,}: {_REMEDY}"
+        )
     try:
         schedule = BatchSizeSchedule(
             tuple(Stretch(*map(int, change.split(":"))) for change in text.split(" "))
@@ -158,11 +162,6 @@ def _schedule(text: str) -> BatchSizeSchedule:
         raise ValueError(
             f"state: batch_sizes is {text!r:.200}; expected STEP:SAMPLE:BATCH_SIZE for each change, from "
             f"0:0 on, with rising steps and the samples that those batches have: {_REMEDY}"
-        )
-    if len(schedule.stretches) > 1 + MAX_CHANGES:
-        raise ValueError(
-            f"state: batch_sizes has {len(schedule.stretches) - 1:,} changes; expected at most "
-            f"{MAX_CHANGES:,}: {_REMEDY}"
         )
     return schedule
 
