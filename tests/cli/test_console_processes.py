@@ -133,6 +133,17 @@ def test_a_signal_ends_a_writer_at_once_and_leaves_nothing(writing, number, stat
     assert temporary.startswith(".tokenloader-")
 
 
+def test_signals_that_come_together_end_a_writer_as_one_does(writing):
+    process, _ = writing()
+    before = set(os.listdir())
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode in (129, 130, 143)  # of those that wait, the system delivers the lowest
+    assert (out, err.strip()) == ("", "")
+    assert len(before - set(os.listdir())) == 1
+
+
 def test_a_signal_that_is_ignored_stays_so(writing):
     process, text = writing(signal.SIGHUP, "SIG_IGN")
     process.send_signal(signal.SIGHUP)

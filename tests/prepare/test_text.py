@@ -119,6 +119,14 @@ def test_a_line_that_is_wrong_is_named(tmp_path, line, message):
         read(tmp_path / "a.jsonl")
 
 
+def test_a_line_that_is_not_utf_8_is_named_and_can_be_read_all_the_same(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(json_lines(["fine"]).encode() + b'{"text": "\xff"}')
+    message = "a.jsonl, line 2: not text in UTF-8 ('utf-8' codec can't decode byte 0xff in position 10: "
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        read(tmp_path / "a.jsonl")
+    assert "; convert it first, or --replace-invalid puts U+FFFD in the place" in str(raised.value)
+
+
 def test_a_column_that_is_missing_or_no_text_is_named(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "body": ["a", "b"]}), path)

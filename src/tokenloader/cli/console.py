@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import textwrap
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from tokenloader.formats.quoting import shown
 WRONG = 1  # exit status of a check that finds something wrong
 _USAGE, _INTERRUPTED, _BROKEN_PIPE, _STOPPED = 2, 130, 141, 128  # the last plus the signal's number
 _WIDTH, _LABEL = 79, 16  # columns
+_UNWINDING_SECONDS = 2.0  # after which a second Ctrl-C ends what hangs
 _MOST = 5000  # characters of a line: the longest path that Linux allows, and more
 
 
@@ -139,14 +141,19 @@ class _StoppedError(SystemExit):
 
 @contextmanager
 def _stopping_on_signals() -> Iterator[None]:
-    """Has signals unwind the command, which removes its temporary file; those that are ignored stay so."""
+    """Has a signal unwind the command, which removes its temporary file; those that are ignored stay so.
+
+    Others that follow at once, as from a shell that is closed, are not heard: they would leave the file.
+    """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     caught = [number for number in before if before[number] in (signal.SIG_DFL, signal.default_int_handler)]
+    deaf_until = 0.0
 
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        for each in {*caught} - {signal.SIGINT}:
-            signal.signal(each, signal.SIG_IGN)  # a shell that is closed may send several
-        raise _StoppedError(_STOPPED + number)
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal deaf_until
+        if time.monotonic() >= deaf_until:
+            deaf_until = time.monotonic() + _UNWINDING_SECONDS
+            raise _StoppedError(_STOPPED + number)
 
     for number in caught:
         signal.signal(number, stop)

@@ -150,14 +150,12 @@ def data_difference(saved: str, here: str) -> str:
 
 def _schedule(text: str) -> BatchSizeSchedule:
     """Reads a schedule by making its changes again: what they give is what was read."""
-    changes = text.split(" ")
-    if len(changes) > 1 + MAX_CHANGES:
+    if (num_changes := text.count(" ")) > MAX_CHANGES:
         raise ValueError(
-            f"state: batch_sizes has {len(changes) - 1:,} changes; expected at most {MAX_CHANGES:,}: "
-            f"{_REMEDY}"
+            f"state: batch_sizes has {num_changes:,} changes; expected at most {MAX_CHANGES:,}: {_REMEDY}"
         )
     with suppress(TypeError, ValueError):
-        stretches = [Stretch(*map(int, change.split(":"))) for change in changes]
+        stretches = [Stretch(*map(int, change.split(":"))) for change in text.split(" ")]
         schedule = BatchSizeSchedule.constant(1)
         for step, _, batch_size in stretches:
             schedule = schedule.changed(step, batch_size)

@@ -18,6 +18,7 @@ from tokenloader.formats.quoting import listed, shown
 READ_BYTES = 1 << 20
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _PACKED = (".gz", ".zst")
+_CONVERT_OR_REPLACE = "convert it first, or --replace-invalid puts U+FFFD in the place of other bytes"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -141,6 +142,8 @@ def _json_lines(path: Path, file: BinaryIO, column: str, *, replace_invalid: boo
         try:
             decoded = line.decode("utf-8-sig", "replace") if replace_invalid else line
             value = json.loads(decoded, object_pairs_hook=as_object)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: not text in UTF-8 ({error}); {_CONVERT_OR_REPLACE}") from None
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{where}: not JSON ({error}); expected one object a line, with the field {column!r}"
@@ -187,10 +190,7 @@ def _plain(
         try:
             return document.decode(encoding, "replace" if replace_invalid else "strict").strip("\r\n")
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}: not text in UTF-8 ({error}); convert it first, or --replace-invalid puts U+FFFD "
-                f"in the place of other bytes"
-            ) from None
+            raise ValueError(f"{path}: not text in UTF-8 ({error}); {_CONVERT_OR_REPLACE}") from None
 
     while data := file.read(read_bytes):
         left += data

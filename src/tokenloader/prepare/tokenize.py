@@ -8,7 +8,7 @@ number of cores.
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +28,7 @@ from tokenloader.tokens.writing import write_file
 KNOWN_EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 BATCH_CHARACTERS = 2 << 20  # encoded at once: memory is some hundred bytes a character
 CHUNK_CHARACTERS = 1 << 20  # a longer document is encoded in chunks
+_WAIT_SECONDS = 0.5  # between looks for signals
 # A seam lies between two lines, neither the end of the first nor the beginning of the second blank:
 # byte-level tokenizers never join tokens across it.
 _SEAM = re.compile(r"(?<=\S\n)(?=\S)")
@@ -185,14 +186,21 @@ def _encode_ahead(
 ) -> Iterator[tuple[list[str], NDArray[Any]]]:
     """Yields batches and their ids, while a thread reads the next batch.
 
-    Another thread encodes: the library takes seconds over a batch, in which this one handles signals.
+    Another thread encodes: the library takes seconds over a batch, in which this one handles signals. It
+    waits a while at a time: the system may hand a signal to another thread, which does not wake this one.
     """
+
+    def result(future: Future[Any]) -> Any:
+        while not wait([future], _WAIT_SECONDS).done:
+            pass
+        return future.result()
+
     pool = ThreadPoolExecutor(2, "tokenloader-text")
     try:
         following = pool.submit(next, batches, None)
-        while (batch := following.result()) is not None:
+        while (batch := result(following)) is not None:
             following = pool.submit(next, batches, None)
-            yield batch, pool.submit(tokenizer.encode, batch).result()
+            yield batch, result(pool.submit(tokenizer.encode, batch))
     finally:
         pool.shutdown(wait=False)  # a thread may wait for a pipe that it reads
 
