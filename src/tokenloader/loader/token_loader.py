@@ -195,7 +195,7 @@ class TokenLoader(Generic[T]):
         if self._closed:
             raise self._closed_error()
         if self._notes is not None and self._notes.due:
-            self._notes.raise_due(self._agreement.members)
+            self._notes.raise_due(self._agreement.members, self._agreement.local_key)
         step = self._cursor.step
         if self._cursor.ended:
             self._finished = True
@@ -385,7 +385,7 @@ class TokenLoader(Generic[T]):
         began, logged = time.monotonic(), False
         while not prefetcher.wait(_SLICE_SECONDS):
             if self._notes is not None:
-                self._notes.raise_due(self._agreement.members)
+                self._notes.raise_due(self._agreement.members, self._agreement.local_key)
             waited = time.monotonic() - began + _SLICE_SECONDS
             if waited >= LOG_SECONDS and not logged:
                 logged, task = True, task_in_words(self._counters.task)
