@@ -36,8 +36,8 @@ SCRIPT = """
 """
 
 
-def outcomes(count, script):
-    script = textwrap.dedent(SCRIPT) + textwrap.dedent(script)
+def outcomes(count, script, *, before=""):
+    script = textwrap.dedent(before) + textwrap.dedent(SCRIPT) + textwrap.dedent(script)
     return run(count, script, devices=count, must_succeed=False)
 
 
@@ -101,15 +101,14 @@ def test_after_an_error_of_one_process_all_go_on_with_the_batches_of_their_steps
     assert printed[1].startswith("soon OSError the disk was away")
 
 
+@pytest.mark.parametrize("knows_devices", [True, False])
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_file_that_one_process_lacks_is_an_error_on_all(count):
+def test_a_file_that_one_process_lacks_is_an_error_on_all(count, knows_devices):
+    opening = "if here == count - 1: tl.open_tokens('/absent/a.bin')\n"
     printed = outcomes(
         count,
-        """
-        if here == count - 1:
-            tl.open_tokens("/absent/a.bin")
-        attempt(make)
-        """,
+        opening * knows_devices + "attempt(make)",
+        before=opening * (not knows_devices),
     )
     ended = rf"process {count - 1} of {count} ended by FileNotFoundError: /absent/a\.bin"
     assert_all_say(printed, f"^soon OtherProcessError .*{ended}", but=[count - 1])
@@ -175,11 +174,31 @@ def test_a_loader_of_one_process_alone_where_the_others_make_one_together_is_an_
             attempt(make)
         """,
     )
-    cause = rf"process 1 of {count} made a TokenLoader of the same tokens, .* with sharding=SingleDevice"
-    assert_all_say(printed, rf"^soon ValueError {cause}.*; expected the same sharding in every", but=[1])
-    assert re.match(
-        rf"soon OtherProcessError process.* waited in TokenLoader\(\) in vain: {cause}", printed[1]
+    made = r"made a TokenLoader of the same tokens, .* with sharding=SingleDevice"
+    assert_all_say(
+        printed,
+        rf"^soon OtherProcessError .*process 1 of {count} .*{made}.*; expected the same sharding",
     )
+    assert "waited in TokenLoader() in vain: process 1 of" in printed[1]
+
+
+def test_a_process_that_is_slow_after_a_loader_of_its_own_or_a_missing_file_is_waited_for():
+    printed = outcomes(
+        2,
+        """
+        if here == 1:
+            preview = make(None)
+            next(preview)
+            attempt(lambda: tl.open_tokens("/absent/a.bin"))
+            time.sleep(14)  # it copies the file, perhaps
+        attempt(lambda: next(make()))
+        if here == 1:
+            next(preview)
+        """,
+    )
+    assert printed[0] == "nothing\n"
+    assert printed[1].startswith("soon FileNotFoundError")
+    assert printed[1].endswith("\nnothing\n")
 
 
 def test_a_sharding_that_one_process_cannot_resolve_is_an_error_on_all():

@@ -145,11 +145,12 @@ def test_a_member_that_waits_for_others_first_is_waited_for():
             "OSError: a.bin: none",
             "process 1 of 3 ended by OSError: a.bin: none, before its set_state()",
         ),
-        ("", "process 1 of 3 ended, before its set_state()"),
+        ("", "process 1 of 3 ended, before its set_state(); open_tokens() raised OSError: b.bin"),
     ],
 )
 def test_a_member_that_has_ended_is_named_with_its_error(ended, words):
     program = Program(3)
+    program.put(1, "failed/open_tokens()", "open_tokens() raised OSError: b.bin")
     program.put(1, "ended", ended)
     found = program.outcomes([program.meeting(here) for here in (0, 2)])
     for error in found:
@@ -160,11 +161,11 @@ def test_a_member_that_has_ended_is_named_with_its_error(ended, words):
 
 def test_a_member_that_failed_before_is_named_once_it_has_not_come_for_a_while_and_told_itself():
     program = Program(3)
-    program.put(1, "failed", "open_tokens() raised FileNotFoundError: a.bin")
+    program.put(1, "failed/TokenLoader()", "TokenLoader() raised TypeError: sharding")
     found = program.outcomes([program.meeting(here) for here in (0, 2)])
     for error in found:
         assert type(error) is OtherProcessError
-        assert "on process 1 of 3, open_tokens() raised FileNotFoundError: a.bin; it has not" in str(error)
+        assert "on process 1 of 3, TokenLoader() raised TypeError: sharding; it has not" in str(error)
     program.notes[1].look()
     with pytest.raises(OtherProcessError, match=r"^processes 0, 2 waited in set_state\(\) in vain: on"):
         program.notes[1].raise_due([])
@@ -172,21 +173,68 @@ def test_a_member_that_failed_before_is_named_once_it_has_not_come_for_a_while_a
 
 def test_a_member_that_failed_before_and_comes_is_met():
     program = Program(2)
-    program.put(1, "failed", "open_tokens() raised OSError: once")
+    program.put(1, "failed/TokenLoader()", "TokenLoader() raised OSError: once")
     assert len(set(program.outcomes([program.meeting(here) for here in (0, 1)]))) == 1
 
 
-def test_a_member_that_made_the_same_loader_for_itself_is_named_unless_all_did():
-    program = Program(3)
-    program.put(1, "local/x", "made a TokenLoader for itself")
-    found = program.outcomes([program.meeting(here, local_key="local/x") for here in (0, 2)])
-    for error in found:
-        assert type(error) is ValueError
-        assert "process 1 of 3 made a TokenLoader for itself" in str(error)
-    program.put(0, "local/x", "made a TokenLoader for itself")
-    late = threading.Timer(0.5, lambda: program.outcomes([program.meeting(1, local_key="local/x")]))
+def test_a_member_that_cannot_open_tokens_is_named_in_the_log_and_waited_for(caplog):
+    program = Program(2)
+    program.put(1, "failed/open_tokens()", "open_tokens() raised FileNotFoundError: a.bin")
+    late = threading.Timer(0.5, lambda: program.outcomes([program.meeting(1)]))
     late.start()
+    with caplog.at_level(logging.WARNING, logger="tokenloader"):
+        (found,) = program.outcomes([program.meeting(0)])
+    assert isinstance(found, str)
+    (message,) = caplog.messages
+    assert "in set_state() for process 1" in message
+    assert "\nOn process 1, open_tokens() raised FileNotFoundError: a.bin\n" in message
+
+
+def alone(program, process):
+    """Has a process made a loader for itself, of which others make one together."""
+    program.put(process, "local/x", "made a TokenLoader for itself")
+    return lambda: eventually(lambda: program.notes[process].look() or program.notes[process].due)
+
+
+def test_a_member_that_uses_the_same_loader_for_itself_is_an_error_on_all():
+    program = Program(3)
+    is_warned = alone(program, 1)
+    told = []
+
+    def use():
+        assert is_warned()
+        program.notes[1].raise_due([], "local/other")  # of which nobody waits for it
+        with pytest.raises(OtherProcessError) as caught:
+            program.notes[1].raise_due([], "local/x")
+        told.append(str(caught.value))
+        program.notes[1].raise_due([], "local/x")
+        program.notes[0].look(), program.notes[2].look()
+
+    user = threading.Thread(target=use)
+    user.start()
     found = program.outcomes([program.meeting(here, local_key="local/x") for here in (0, 2)])
+    user.join()
+    for error in found:
+        assert type(error) is OtherProcessError
+        assert "waited in set_state() in vain: process 1 of 3 made a TokenLoader for itself" in str(error)
+        assert told == [str(error)]
+
+
+def test_a_member_that_made_the_same_loader_for_itself_and_is_slow_is_waited_for():
+    program = Program(3)
+    is_warned = alone(program, 1)
+    found = []
+
+    def come():
+        assert is_warned()
+        found.extend(program.outcomes([program.meeting(1, local_key="local/x")]))
+        program.notes[1].raise_due([], "local/x")  # as it was at the last look, withdrawn since
+
+    late = threading.Thread(target=come)
+    late.start()
+    found += program.outcomes([program.meeting(here, local_key="local/x") for here in (0, 2)])
+    late.join()
+    assert len(found) == 3
     assert len(set(found)) == 1
     assert isinstance(found[0], str)
 

@@ -63,6 +63,19 @@ def test_what_is_for_some_processes_is_due_at_once_and_for_them_alone():
         two.raise_due([])
 
 
+def test_a_failure_that_no_next_has_raised_is_said_in_the_log_once(caplog):
+    zero, one, two = processes(3)
+    one.write("process 1 of 3 failed")
+    for _ in range(20):
+        zero.look()
+        two.look()
+        if two.due:
+            with pytest.raises(OtherProcessError):
+                two.raise_due([0, 1, 2])
+    (message,) = caplog.messages
+    assert message.startswith("process 1 of 3 failed\nThis process has called no next() since")
+
+
 def test_the_thread_looks_by_itself_and_ends_when_it_is_stopped(monkeypatch):
     monkeypatch.setattr(notes_module, "LOOK_SECONDS", 0.01)
     zero, one = processes(2)

@@ -29,12 +29,14 @@ class Agreement:
         members: the processes of the sharding, ascending; [] where this one is alone, or its sharding is
             not one.
         notes: what other processes write to this one; None in a program of one process.
+        local_key: names the loader, where this process makes it alone, by the batches that it draws.
         is_due: whether the next `next()` is to meet.
     """
 
     def __init__(self, sharding: object) -> None:
         self.members = members_of(sharding)
         self.notes = notes()
+        self.local_key: str | None = None
         self.is_due = False
         self._meets = bool(self.members) and self.notes is not None
         self._name = ""  # equal in all members, once they have met
@@ -97,7 +99,7 @@ class Agreement:
     def raise_due(self) -> None:
         """Raises OtherProcessError if another member has failed, or this process was given up."""
         if self.notes is not None and self.notes.due:
-            self.notes.raise_due(self.members)
+            self.notes.raise_due(self.members, self.local_key)
 
     def tell_of_failure(self, step: int, error: Exception) -> None:
         """Lets the other members know that next() has failed here."""
@@ -155,9 +157,10 @@ class Agreement:
     def _tell_of_local_loader(self, given: dict[str, Any]) -> None:
         assert self.notes is not None
         way = self.notes.way
+        self.local_key = _local_key(given)
         sharding = given["sharding"].partition(", order of devices")[0]
         way.put(
-            f"places/{way.here}/{_local_key(given)}",
+            f"places/{way.here}/{self.local_key}",
             f"made a TokenLoader of the same tokens, plan, batch_size and seq_len for itself, with "
             f"sharding={sharding}; expected the same sharding in every process",
         )

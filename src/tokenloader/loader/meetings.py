@@ -2,8 +2,9 @@
 
 Every member stores its place: which call it is in, and a hash of its arguments. The lowest member that is
 there compares, once all are there, and stores a verdict for each: some six calls of the service for a
-member. Meanwhile that member looks for what keeps the missing ones: they have ended; or failed in an
-earlier call; or made loaders of their own instead; or wait in another call for a process that waits.
+member. Meanwhile that member looks for what keeps the missing ones: they have ended; or failed in making a
+loader; or made loaders of their own instead, of which they are warned; or wait in another call for a
+process that waits. One that has failed in opening tokens may be fetching them: that is said in the log.
 
 A member that is interrupted keeps its place: `finish` again goes on waiting, or finds the verdict.
 """
@@ -11,6 +12,7 @@ A member that is interrupted keeps its place: `finish` again goes on waiting, or
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -99,6 +101,8 @@ class Meeting:
             TimeoutError: a member is missing after GIVE_UP_SECONDS.
         """
         if not self._is_there:
+            if self._local_key is not None:
+                self._notes.heed(self._local_key)
             self._way.put(self._name("given"), self._given)
             self._way.put(self._name("places", "in/"), self._place)
             self._is_there = True
@@ -129,9 +133,10 @@ class Meeting:
             if now >= look_at:
                 places = self._look()
                 missing = [member for member in self._members if member not in places.there]
-                if not logged and missing and now - began >= LOG_SECONDS:
+                failed = any(_failures(places.other.get(member, {})) for member in missing)
+                if not logged and missing and now - began >= (PATIENCE_SECONDS if failed else LOG_SECONDS):
                     logged = True
-                    _logger.warning("%s", self._absence(missing, now - began))
+                    _logger.warning("%s", self._absence(places, missing, now - began))
                 is_lowest = here == min(places.there, default=-1)
                 if is_lowest and (decided := self._judge(places, missing, now - began)):
                     self._decided = decided
@@ -163,14 +168,13 @@ class Meeting:
             error, reason = found
             text = f"{reason}\n{_MEND if error is OtherProcessError else _ORDER}"
         elif waited >= GIVE_UP_SECONDS:
-            error, text = TimeoutError, self._absence(missing, waited)
+            error, text = TimeoutError, self._absence(places, missing, waited)
         else:
             return None
         told = places.there | (stuck if stuck.keys() & missing else {})
         ended = {process for process, other in places.other.items() if "ended" in other}
         if untold := sorted(set(missing) - told.keys() - ended):
-            waiting = processes_in_words(sorted(places.there))
-            self._notes.write(f"{waiting} waited in {self._place['call']} in vain: {text}", untold)
+            self._notes.write(f"{self._in_vain(places)}: {text}", untold)
         return {"error": error.__name__, "text": text}, told
 
     def _compare(self, there: dict[int, _Place]) -> dict[str, Any]:
@@ -195,16 +199,20 @@ class Meeting:
     ) -> tuple[type[Exception], str] | None:
         """Returns the error, and why a missing member will not come, once that is certain."""
         found: list[tuple[type[Exception], str]] = []
+        suspects: dict[int, str] = {}  # by process: of which loader it must be warned
         own = places.other.get(self._way.here, {})
         for member in missing:
             other, where = places.other.get(member, {}), f"process {member} of {self._way.count}"
             if "ended" in other:
                 how = f" by {other['ended']}" if other["ended"] else ""
-                return OtherProcessError, f"{where} ended{how}, before its {self._place['call']}"
-            if "failed" in other:
-                found.append((OtherProcessError, f"on {where}, {other['failed']}; it has not come since"))
+                reasons = [*_failures(other), *filter(None, [other.get(str(self._local_key))])]
+                why = "" if how else "".join(f"; {reason}" for reason in reasons)
+                return OtherProcessError, f"{where} ended{how}, before its {self._place['call']}{why}"
+            if "failed/TokenLoader()" in other:
+                reason = f"on {where}, {other['failed/TokenLoader()']}; it has not come since"
+                found.append((OtherProcessError, reason))
             if self._local_key in other and self._local_key not in own:
-                found.append((ValueError, f"{where} {other[str(self._local_key)]}"))
+                suspects[member] = f"{where} {other[str(self._local_key)]}"
             if member in stuck:
                 calls = {
                     process: f"{place['call']} of {processes_in_words(_members(place, self._way.count))}"
@@ -215,14 +223,29 @@ class Meeting:
         for error, reason in found:
             if now - self._suspected.setdefault(reason, now) >= PATIENCE_SECONDS:
                 return error, reason
+        for member, reason in suspects.items():
+            since = self._suspected.setdefault(reason, now)
+            if now - since >= PATIENCE_SECONDS:
+                self._suspected[reason] = math.inf  # once is enough
+                waiting = [process for process in self._members if process != member]
+                text = f"{self._in_vain(places)}: {reason}\n{_ORDER}"
+                self._notes.warn(member, str(self._local_key), text, waiting)
         return None
 
-    def _absence(self, missing: list[int], waited: float) -> str:
+    def _in_vain(self, places: Places) -> str:
+        return f"{processes_in_words(sorted(places.there))} waited in {self._place['call']} in vain"
+
+    def _absence(self, places: Places, missing: list[int], waited: float) -> str:
         who, call = processes_in_words(missing), self._place["call"]
         have = "has" if len(missing) == 1 else "have"
+        failures = "".join(
+            f"\nOn process {member}, {text}"
+            for member in missing
+            for text in _failures(places.other.get(member, {}))
+        )
         return (
             f"process {self._way.here} of {self._way.count} has waited {waited:.0f} s in {call} for {who}, "
-            f"which {have} not called it: slow, stuck, or on another way? {_ORDER}"
+            f"which {have} not called it: slow, stuck, or on another way?{failures}\n{_ORDER}"
         )
 
     def _send_verdicts(self) -> None:
@@ -249,6 +272,11 @@ def differences_in_words(described: dict[int, dict[str, Any]], what: str) -> str
         if len(set(values.values())) > 1:
             lines.append(f"  {name}: {_holders(values)}")
     return f"the processes of this run have different {what}:\n" + "\n".join(lines)
+
+
+def _failures(other: dict[str, Any]) -> list[str]:
+    """Returns what a process has failed in, and has not tried again since."""
+    return [text for kind, text in other.items() if kind.startswith("failed/")]
 
 
 def _in_different_calls(calls: dict[int, str]) -> str:

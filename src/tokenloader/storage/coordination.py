@@ -81,7 +81,7 @@ def telling_of_errors(call: str) -> Iterator[None]:
     except Exception as error:
         if way is not None:
             with suppress(Exception):  # the error itself says more
-                way.put(f"places/{way.here}/failed", f"{call} raised {in_words(error)}")
+                way.put(f"places/{way.here}/failed/{call}", f"{call} raised {in_words(error)}")
                 _has_failed = True
         raise
 
@@ -108,8 +108,16 @@ def _tell_of_the_end() -> None:
         way.delete(f"places/{way.here}/in")
         way.put(f"places/{way.here}/ended", in_words(error) if error is not None else "")
         if error is not None:
-            text = f"process {way.here} of {way.count} ended by {in_words(error)}"
+            text = (
+                f"process {way.here} of {way.count} ended by {in_words(error)}\n"
+                f"Mend that, and begin again in all processes, from a checkpoint"
+            )
             way.put(f"notes/{way.here}/end", {"from": way.here, "to": None, "final": True, "text": text})
+            # jax.devices() waits for minutes for the devices of each process: with these, who is there goes
+            # on to a call that tells it. Nobody does who has ended otherwise.
+            ended = [text for name, text in way.entries("places").items() if name.endswith("/ended")]
+            if all(ended):
+                sys.modules["jax._src.xla_bridge"].backends()
 
 
 _register()  # a program may end before it opens anything
