@@ -145,7 +145,7 @@ def test_an_index_that_was_exchanged_or_lost_after_opening_is_an_error(tmp_path)
     index_path = tmp_path / "t.ds.index"
     tokens = open_tokens(path)
     index_path.write_bytes(np.array([3, 9], "<u8").tobytes())
-    assert_raises(lambda: tokens.documents, "its documents are tokens 0 to 9, and t.ds has tokens 0 to 10")
+    assert_raises(lambda: tokens.documents, "has changed since it was opened", error=OSError)
     index_path.unlink()
     assert_raises(lambda: tokens.documents, str(index_path), error=FileNotFoundError)
     np.testing.assert_array_equal(tokens[:], TOKENS)

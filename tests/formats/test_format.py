@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -97,3 +98,30 @@ def test_what_ends_early_is_an_error_that_says_where(tmp_path):
     with pytest.raises(OSError, match=r"ended at byte 1,500, expected 1,504; is it being") as raised:
         read_array(path, "<i4", 26, 1400)
     assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(path))
+
+
+def replaced(index):
+    index.with_name("new").write_bytes(index.read_bytes())
+    index.with_name("new").replace(index)
+
+
+def rewritten(index):
+    os.utime(index, ns=(0, 0))
+
+
+def made_a_pipe(index):
+    index.unlink()
+    os.mkfifo(index)
+
+
+@pytest.mark.parametrize("changed", [replaced, rewritten, made_a_pipe])
+@pytest.mark.parametrize(("way", "suffix"), [(megatron, ".idx"), (datatrove, ".ds.index")])
+def test_an_index_that_is_another_than_at_opening_is_an_error_and_no_other_documents(
+    tmp_path, way, suffix, changed
+):
+    path, arguments = way(tmp_path, random_tokens())
+    with open_tokens(path, **arguments) as tokens:
+        changed(index := path.with_suffix(suffix))
+        with pytest.raises(OSError, match="has changed since it was opened") as raised:
+            _ = tokens.documents
+        assert raised.value.filename == str(index)

@@ -81,6 +81,17 @@ def test_what_does_not_change_the_contents_is_no_change(path, harmless):
         harmless(path)
 
 
+@pytest.mark.parametrize(("year", "seconds"), [(2400, 13_569_465_600), (-1199, -(10**11))])
+def test_a_year_past_the_nanoseconds_of_numpy_is_named(path, year, seconds):
+    def touch(path):
+        os.utime(path, ns=(0, seconds * 10**9 + 7))
+        if path.stat().st_mtime_ns != seconds * 10**9 + 7:
+            pytest.skip("the file system holds no such years")
+
+    assert f"it was modified at {year}-" in (said := error_after(path, touch))
+    assert "00.000000007" in said or "20.000000007" in said
+
+
 def test_another_file_is_told_from_a_changed_one(path, tmp_path):
     (tmp_path / "other").write_bytes(bytes(5000))
     with path.open("rb") as file, (tmp_path / "other").open("rb") as other:

@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -399,3 +401,28 @@ def test_a_prefetcher_that_is_abandoned_ends_its_thread():
     prefetcher.peek()
     del prefetcher
     assert has_ended(thread)
+
+
+def test_a_process_that_was_forked_off_is_told_that_the_thread_is_not_there():
+    program = """
+import itertools, os, time
+from tokenloader.loader.prefetch import Prefetcher
+prefetcher = Prefetcher(itertools.count(), 2)
+while prefetcher._ready.qsize() < 2:
+    time.sleep(0.01)
+if os.fork() == 0:
+    try:
+        while prefetcher.wait(0.1):
+            print("item", prefetcher.peek())
+            prefetcher.pop()
+    except RuntimeError as error:
+        print(error)
+    prefetcher.stop()
+else:
+    os.wait()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=15)
+    first, second, said = done.stdout.splitlines()
+    assert (first, second, done.stderr) == ("item 0", "item 1", "")
+    assert "the background thread is in another process, off which this one was forked" in said

@@ -24,7 +24,7 @@ def impatient(monkeypatch, caplog):
 
 
 def test_a_wait_for_the_disk_is_logged_once_with_step_file_and_byte(impatient, tmp_path, monkeypatch):
-    path = tmp_path / "a.npy"
+    path = tmp_path / "a\x1b[2J.npy"
     np.save(path, np.arange(100_000, dtype=np.uint16))
     going = threading.Event()
     copy = LocatedWindows.copy
@@ -46,7 +46,7 @@ def test_a_wait_for_the_disk_is_logged_once_with_step_file_and_byte(impatient, t
         f" s for step 0: the background thread is reading step 0, and waits for byte {PAGE:,} of "
         in message
     )
-    assert f"of {path}; is its disk slow, or stuck?" in message
+    assert rf"of {tmp_path}/a\x1b[2J.npy; is its disk slow, or stuck?" in message
 
 
 def test_a_wait_for_tokens_in_memory_says_which_steps_are_read(impatient):

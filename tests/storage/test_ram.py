@@ -221,14 +221,14 @@ def test_a_failure_is_logged_once(tmp_path, caplog):
     def fails(file, *_):
         raise OSError(errno.EIO, "disk on fire", str(file.name))
 
-    extents = [written_extent(tmp_path / name, TOKENS) for name in "ab"]
+    extents = [written_extent(tmp_path / name, TOKENS) for name in ("a\x1b[2J", "b")]
     with pytest.raises(OSError, match="disk on fire"):
         read_into_ram(extents, read=fails, chunk_bytes=1000)
     [record] = caplog.records
     assert (record.name, record.levelname) == ("tokenloader", "WARNING")
     assert record.getMessage() == (
-        f"{extents[0].path}: disk on fire; the tokens are not read into RAM, and go on being read from the "
-        f"mapped files"
+        rf"{tmp_path}/a\x1b[2J: disk on fire; the tokens are not read into RAM, and go on being read "
+        rf"from the mapped files"
     )
 
 

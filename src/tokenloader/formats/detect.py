@@ -21,6 +21,7 @@ from tokenloader.formats import (
 from tokenloader.formats.extent import Extent, token_dtype
 from tokenloader.formats.foreign import ForeignFileError
 from tokenloader.formats.format import Candidate, DoubtfulFormatError, NotThisFormatError, look_at
+from tokenloader.formats.identity import FileIdentity
 
 FORMATS = (
     safetensors.FORMAT,
@@ -79,4 +80,5 @@ def locate(path: Path, *, key: str, dtype: DTypeLike | None) -> Extent:
 def _identified(extent: Extent, candidate: Candidate) -> Extent:
     """Adds the identity of the file that holds the tokens; named was it, or the index beside it."""
     tokens = candidate if extent.path == candidate.path else look_at(extent.path)
-    return replace(extent, identity=tokens.identity)
+    index = None if extent.index_path is None else FileIdentity.of(extent.index_path)
+    return replace(extent, identity=tokens.identity, index_identity=index)

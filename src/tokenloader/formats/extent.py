@@ -32,6 +32,7 @@ class Extent:
     index_path: Path | None = None  # the file beside it that says where documents end, if there is one
     # The identity of the file when its header was read; None: not known. Equal extents may differ in it.
     identity: FileIdentity | None = field(default=None, compare=False)
+    index_identity: FileIdentity | None = field(default=None, compare=False)  # of the file at index_path
 
     @property
     def nbytes(self) -> int:

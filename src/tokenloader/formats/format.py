@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
-from tokenloader.formats.identity import FileIdentity, naming
+from tokenloader.formats.identity import FileIdentity, check_unchanged, naming
 from tokenloader.formats.quoting import printable_messages
 
 
@@ -108,12 +108,17 @@ def read_array(path: Path, dtype: str, count: int, offset_bytes: int = 0) -> NDA
 def read_document_boundaries(extent: Extent) -> NDArray[np.int64]:
     """Reads where documents begin and end, int64 [num_documents + 1] in tokens: 0, ..., num_tokens.
 
-    Raises ValueError if the index does not fit the tokens.
+    Raises ValueError if the index does not fit the tokens, and OSError if it cannot be read, or is not the
+    file that it was when the tokens were opened.
     """
-    index_path, read = extent.index_path, extent.format.read_boundaries
+    index_path, read, identity = extent.index_path, extent.format.read_boundaries, extent.index_identity
     assert index_path is not None
     assert read is not None
+    if identity is not None:
+        check_unchanged(index_path, index_path, identity)
     boundaries = read(index_path)
+    if identity is not None:
+        check_unchanged(index_path, index_path, identity)
     if boundaries[0] != 0 or boundaries[-1] != extent.num_tokens:
         raise ValueError(
             f"{index_path}: its documents are tokens {boundaries[0]:,} to {boundaries[-1]:,}, and "

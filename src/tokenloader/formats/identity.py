@@ -17,7 +17,7 @@ import numpy as np
 
 
 class FileIdentity(NamedTuple):
-    """What the system tells of an open file that changes with its contents."""
+    """What the system tells of a file that changes with its contents."""
 
     device: int
     inode: int
@@ -25,16 +25,16 @@ class FileIdentity(NamedTuple):
     mtime_ns: int  # when it was last written to, since 1970
 
     @classmethod
-    def of(cls, descriptor: int) -> FileIdentity:
-        """Returns the identity of an open file."""
-        status = os.fstat(descriptor)
+    def of(cls, file: int | Path) -> FileIdentity:
+        """Returns the identity of an open file, by its descriptor, or of the one at a path."""
+        status = os.fstat(file) if isinstance(file, int) else os.stat(file)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def check_unchanged(descriptor: int, path: Path | str, expected: FileIdentity) -> None:
-    """Raises OSError, which names the path, unless an open file is what it was."""
+def check_unchanged(file: int | Path, path: Path | str, expected: FileIdentity) -> None:
+    """Raises OSError, which names the path, unless a file, open or at a path, is what it was."""
     try:  # and not naming(), which takes longer than the asking
-        found = FileIdentity.of(descriptor)
+        found = FileIdentity.of(file)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     if found == expected:
@@ -46,7 +46,7 @@ def check_unchanged(descriptor: int, path: Path | str, expected: FileIdentity) -
         if found.size_bytes != expected.size_bytes:
             changes += [f"it has {found.size_bytes:,} bytes and had {expected.size_bytes:,}"]
         if found.mtime_ns != expected.mtime_ns:
-            now, before = (np.datetime64(one.mtime_ns, "ns") for one in (found, expected))
+            now, before = _in_words(found.mtime_ns), _in_words(expected.mtime_ns)
             changes += [f"it was modified at {now} and before at {before} (UTC)"]
     raise OSError(
         errno.EIO,
@@ -54,6 +54,12 @@ def check_unchanged(descriptor: int, path: Path | str, expected: FileIdentity) -
         f"the tokens again, and write new data under a new name",
         str(path),
     )
+
+
+def _in_words(time_ns: int) -> str:
+    """Returns a time since 1970 as a date; file systems hold years that are past numpy's nanoseconds."""
+    seconds, rest_ns = divmod(time_ns, 10**9)
+    return f"{np.datetime64(seconds, 's')}.{rest_ns:09}"
 
 
 @contextmanager

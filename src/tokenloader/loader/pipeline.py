@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.profiler import TraceAnnotation
 
+from tokenloader.formats.quoting import printable
 from tokenloader.loader.groups import Group, group_steps
 from tokenloader.loader.read_ahead import AHEAD_WINDOWS, Located, ReadAhead, read_ahead_depth
 from tokenloader.loader.sharding import Placement
@@ -105,7 +106,8 @@ def task_in_words(task: tuple[str, Located | None]) -> str:
     if (place := located.windows.first_not_cached()) is None:
         return f"is reading {steps}, whose tokens are in memory"
     path, offset_bytes = place
-    return f"is reading {steps}, and waits for byte {offset_bytes:,} of {path}; is its disk slow, or stuck?"
+    file = printable(str(path))
+    return f"is reading {steps}, and waits for byte {offset_bytes:,} of {file}; is its disk slow, or stuck?"
 
 
 def _let_malloc_keep_blocks() -> None:

@@ -94,12 +94,20 @@ class Prefetcher(Generic[T]):
             ) from error
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits, for so long at most, until `peek` need not wait. Ctrl-C interrupts it."""
+        """Waits, for so long at most, until `peek` need not wait. Ctrl-C interrupts it.
+
+        RuntimeError in a process that was forked off: its thread has stayed behind.
+        """
         first = self._first
         if not first and not self._control.stopping.is_set():
             try:
                 first.extend(starmap(self._ready.get, [(True, seconds)]))  # one call into C
             except Empty:
+                if self._ready.empty() and not self.thread.is_alive():
+                    raise RuntimeError(
+                        "the background thread is in another process, off which this one was forked; make "
+                        "the loader in the process that uses it, and start processes by spawn"
+                    ) from None
                 return False
         return True
 

@@ -101,7 +101,8 @@ def hold_file_under(array: NDArray[Any]) -> HeldFile | None:
     if not paths or paths[0] is None:
         return None
     with suppress(OSError, ValueError):  # deleted meanwhile, or a mapping that does not tell its size
-        held = HeldFile(str(paths[0]), os.open(paths[0], os.O_RDONLY))
+        # Not to wait, should it be a pipe by now.
+        held = HeldFile(str(paths[0]), os.open(paths[0], os.O_RDONLY | os.O_NONBLOCK))
         if os.fstat(held.fileno()).st_size == owners[-1].size():
             return held
     return None

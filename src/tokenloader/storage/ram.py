@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloader.formats.extent import Extent
+from tokenloader.formats.quoting import printable
 from tokenloader.storage.mapped import HeldFile
 from tokenloader.storage.memory_limits import MemoryLimit, memory_limits
 from tokenloader.storage.progress import Progress
@@ -88,7 +89,7 @@ class RamFill:
         self.arrays: list[NDArray[Any]] | None = None
         self.failure: _Failure | None = None
         more = f" and {len(extents) - 1} more" if len(extents) > 1 else ""
-        name = f'{extents[0].path}{more}: residency="ram"'
+        name = f'{printable(str(extents[0].path))}{more}: residency="ram"'
         self._read, self._files, self._stopped = read, files, False
         self._failures: dict[int, _Failure] = {}  # by number of chunk
         self._num_bytes = sum(extent.nbytes for extent in extents)
@@ -163,7 +164,7 @@ class RamFill:
         if self._failures:  # told when the memory is let go of: the first in the order of the tokens
             self.failure = _, text, path = self._failures[min(self._failures)]
             told = "%s: %s; the tokens are not read into RAM, and go on being read from the mapped files"
-            _log.warning(told, path, text)
+            _log.warning(told, printable(path), text)
         self._progress.close()
 
 

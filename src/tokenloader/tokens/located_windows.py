@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tokenloader.storage.kernel_advice import PAGE, page_ranges
 from tokenloader.tokens.gather import ByteRanges, Located
-from tokenloader.tokens.store import Memory, no_memory
+from tokenloader.tokens.store import Memory, letting_go, no_memory
 
 
 class LocatedWindows:
@@ -64,6 +64,10 @@ class LocatedWindows:
 
     def copy(self) -> NDArray[np.integer[Any]]:
         """Copies the windows, as `TokenArray.gather` does: [n, length] of the tokens' dtype."""
+        with letting_go():
+            return self._copy()
+
+    def _copy(self) -> NDArray[np.integer[Any]]:
         memory, located, where = self._memory_now(), self._located, self._where
         if memory is not self._memory():
             located, where = self._find(memory)

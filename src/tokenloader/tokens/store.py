@@ -8,9 +8,12 @@ that still reads, end with the last reference. A fill does not refer to the stor
 """
 
 import errno
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
+from traceback import clear_frames
 from typing import Any
 
 import numpy as np
@@ -118,6 +121,20 @@ class Store:
             self.fill_failure = fill.failure
             self.current, self.fill = Memory(parts, self.current.kernel, self.current.name), None
         return self.current
+
+
+@contextmanager
+def letting_go() -> Iterator[None]:
+    """Clears the frames that an error came through, so that who keeps it keeps no tokens with it."""
+    handled = sys.exception()  # by the caller; errors chain to it
+    try:
+        yield
+    except BaseException as error:
+        chained: BaseException | None = error
+        while chained is not None and chained is not handled:
+            clear_frames(chained.__traceback__)
+            chained = chained.__context__
+        raise
 
 
 def no_memory(name: str, num_tokens: int, dtype: np.dtype[Any]) -> MemoryError:

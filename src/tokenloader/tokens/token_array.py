@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from tokenloader.formats.extent import Extent
 from tokenloader.tokens.located_windows import LocatedWindows
 from tokenloader.tokens.part import Part
-from tokenloader.tokens.store import Memory, Store, no_memory
+from tokenloader.tokens.store import Memory, Store, letting_go, no_memory
 
 # How the tokens of files are held: "mmap", read from mapped files; "ram", read into RAM.
 Residency = Literal["mmap", "ram"]
@@ -84,12 +84,8 @@ class TokenArray:
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return self.gather(np.arange(start, stop, step), 1).reshape(-1)
-            try:
-                out = np.empty(max(0, stop - start), self.dtype)
-            except MemoryError as error:
-                raise no_memory(self._name, stop - start, self.dtype) from error
-            self._memory().copy(self._begin + start, out)
-            return out
+            with letting_go():
+                return self._copy(start, max(0, stop - start))
         position = operator.index(index)
         if not -len(self) <= position < len(self):
             raise IndexError(f"token {position} of {self!r}; there are tokens 0 to {len(self) - 1}")
@@ -107,7 +103,7 @@ class TokenArray:
         asked for, 8 bytes a document, and kept.
 
         Raises:
-            OSError: an index cannot be read.
+            OSError: an index cannot be read, or has changed since the tokens were opened.
             ValueError: an index does not fit its tokens; or the array is closed.
         """
         parts = self._parts()
@@ -170,7 +166,7 @@ class TokenArray:
 
     def locate(self, starts: ArrayLike, length: SupportsIndex) -> LocatedWindows:
         """Finds windows, to be read ahead and copied later. Takes and raises what `gather` does."""
-        memory, array, length = self._memory(), np.asarray(starts), operator.index(length)
+        array, length = np.asarray(starts), operator.index(length)
         if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
             found = f"{array.dtype}{list(array.shape)}"
             raise ValueError(f"starts is {found}; expected a 1-D array of integers")
@@ -184,7 +180,7 @@ class TokenArray:
                 raise IndexError(f"window [{start:,}, {start + length:,}) does not lie within {self!r}")
         if self._begin:
             array = array + self._begin
-        return LocatedWindows(memory, array, length, self._memory)
+        return LocatedWindows(self._memory(), array, length, self._memory)
 
     def gather(self, starts: ArrayLike, length: SupportsIndex) -> NDArray[np.integer[Any]]:
         """Copies windows: [n, length] of the tokens' dtype, row i tokens[starts[i] : starts[i] + length].
@@ -253,6 +249,14 @@ class TokenArray:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be copied or pickled; open the tokens again where needed")
+
+    def _copy(self, start: int, num_tokens: int) -> NDArray[np.integer[Any]]:
+        try:
+            out = np.empty(num_tokens, self.dtype)
+        except MemoryError as error:
+            raise no_memory(self._name, num_tokens, self.dtype) from error
+        self._memory().copy(self._begin + start, out)
+        return out
 
     def _open_store(self) -> Store:
         store = self._store  # read once: another thread may close
