@@ -37,10 +37,11 @@ def batches(count, where, plan=PLANS[0], transform=tl.next_token, tokens=TOKENS)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("plan", PLANS, ids=repr)
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("shape", MESHES, ids=str)
-def test_batches_split_over_rows_and_sequences_equal_those_of_one_device(shape, axis_type, plan, transform):
+def test_batches_split_over_rows_and_sequences_equal_those_of_one_device(shape, axis_type, transform):
+    # Every plan comes with every mesh, kind of axis, and transform.
+    plan = PLANS[(list(TRANSFORMS).index(transform) + (axis_type is AxisType.Explicit)) % 2]
     where = NamedSharding(mesh(shape, axis_type), P("data", "seq"))
     split = batches(5, where, plan, TRANSFORMS[transform])
     single = batches(5, jax.devices()[0], plan, TRANSFORMS[transform])

@@ -95,11 +95,11 @@ def test_a_block_is_held_by_whoever_took_it_alone_while_the_next_is_made():
         return 0
 
     counters = Counters(count_faults=faults)
-    blocks = blocks_of(open_tokens(TOKENS), RandomWindows(0), 2, 10, counters=counters)
+    blocks = blocks_of(open_tokens(TOKENS), RandomWindows(0), 2, 4, counters=counters)
     for block in blocks:
         held.append(weakref.ref(block.tokens))
         del block
-    assert len(held) == 10
+    assert len(held) == 4
 
 
 def torn_at(token):

@@ -93,7 +93,7 @@ leg = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(plan=st.sampled_from(PLANS), legs=st.lists(leg, min_size=2, max_size=7))
 def test_a_run_of_many_legs_is_the_uninterrupted_one_and_knows_all_its_steps(sources, plan, legs):
     checkpoints = []  # after each leg: the state, and the blocks that the run has had then

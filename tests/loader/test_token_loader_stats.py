@@ -74,7 +74,6 @@ def test_a_profile_names_the_phases_of_a_step(tokens, tmp_path):
         for _ in range(3):
             next(loader)
     (trace,) = tmp_path.rglob("*.xplane.pb")
-    found = set(re.findall(rb"tokenloader\.[a-z][a-z_]*", trace.read_bytes()))
-    assert found == {
-        b"tokenloader." + phase for phase in (b"wait", b"transform", b"read_ahead", b"gather", b"transfer")
-    }
+    found = re.findall(r"tokenloader\.([a-z][a-z_]*)", trace.read_bytes().decode("latin-1"))
+    # Some public functions are in a profile, too, once they were called directly.
+    assert set(found) - set(tl.__all__) == {"wait", "transform", "read_ahead", "gather", "transfer"}
