@@ -18,6 +18,17 @@ pytest.importorskip("orbax.checkpoint")
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHORT = ["--steps", "4", "--log-every", "1", "--eval-every", "3", "--eval-tokens", "3000"]
 SHORT += ["--checkpoint-every", "2"]
+TINY = ["--seq-len=32", "--layers=1", "--heads=2", "--width=32", "--batch-size=32"]
+TINY += ["--learning-rate=3e-3", "--warmup-steps=30"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+    """What one run has compiled, the next ones take."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patches.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield
 
 
 def start(program, *arguments, env=os.environ):
@@ -47,24 +58,32 @@ def rows(out, *names):
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    return out, run(out, "--demo", *SHORT)
+    return out, run(out, "--demo", "--micro-batch=32", *TINY, *SHORT)
 
 
-def test_the_short_run_goes_on_exactly_as_it_would_have(tmp_path):
-    data = tmp_path / "train.bin"
+def train(folder, out, num_steps):
+    """The short run on 50,000 tokens."""
+    data = folder / "train.bin"
     np.random.default_rng(0).integers(0, 50, 50_000, dtype=np.uint16).tofile(data)
-    arguments = [data, "--dtype=uint16", "--vocab-size=50", "--log-every=1"]
+    arguments = [data, "--dtype=uint16", "--vocab-size=50", "--log-every=1", f"--steps={num_steps}"]
+    said = start("train.py", *arguments, "--out", out).splitlines()
+    assert said[0] == "49,500 tokens to train on, 500 for validation"
+    return said[1:]
 
-    def train(out, num_steps):
-        said = start("train.py", *arguments, f"--steps={num_steps}", "--out", tmp_path / out)
-        said = said.splitlines()
-        assert said[0] == "49,500 tokens to train on, 500 for validation"
-        return said[1:]
 
-    whole = train("whole", 8)
-    assert len(whole) == 9
-    train("cut", 4)
-    assert train("cut", 8) == ["continuing after step 4", *whole[4:]]
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """A short run that was cut off after step 2."""
+    out = tmp_path_factory.mktemp("cut")
+    train(out, out, 2)
+    return out
+
+
+def test_the_short_run_goes_on_exactly_as_it_would_have(tmp_path, cut):
+    whole = train(tmp_path, tmp_path / "whole", 4)
+    assert len(whole) == 5
+    shutil.copytree(cut, tmp_path / "cut")
+    assert train(tmp_path, tmp_path / "cut", 4) == ["continuing after step 2", *whole[2:]]
 
 
 @pytest.fixture
@@ -83,18 +102,15 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(tmp_path, small_disk):
+def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(tmp_path, small_disk, cut):
     folder, enlarge = small_disk
-    data = tmp_path / "train.bin"
-    np.random.default_rng(0).integers(0, 50, 50_000, dtype=np.uint16).tofile(data)
-    # It saves after every 100 steps and after the last; the second checkpoint finds no room.
-    arguments = [data, "--dtype=uint16", "--vocab-size=50", "--steps=101", "--out", folder / "run"]
+    shutil.copytree(cut, folder / "run")  # a second checkpoint finds no room
     with pytest.raises(AssertionError, match="No space left on device") as raised:
-        start("train.py", *arguments)
-    assert f"{folder}/run/checkpoints/101." in str(raised.value)
+        train(tmp_path, folder / "run", 3)
+    assert f"{folder}/run/checkpoints/3." in str(raised.value)
     assert enlarge()
-    assert "continuing after step 100\n" in start("train.py", *arguments)
-    assert {path.name for path in (folder / "run" / "checkpoints").iterdir()} == {"100", "101"}
+    assert "continuing after step 2" in train(tmp_path, folder / "run", 3)
+    assert {path.name for path in (folder / "run" / "checkpoints").iterdir()} == {"2", "3"}
 
 
 def test_the_short_run_refuses_token_ids_that_the_model_has_not(tmp_path):
@@ -142,21 +158,19 @@ def test_a_run_that_was_cut_off_goes_on_exactly_as_it_would_have(demo, tmp_path)
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "checkpoints" / "4")  # as if killed after step 3
-    said = run(cut, "--demo", *SHORT)
+    said = run(cut, "--demo", "--micro-batch=32", *TINY, *SHORT)
     assert "continuing after step 2" in said
     assert rows(cut, "step", "loss", "val_loss") == rows(whole, "step", "loss", "val_loss")
 
 
 def test_other_token_files_train_on_eight_devices(demo, tmp_path):
     out, _ = demo
-    data = [f"--data={out / 'stdlib-train.safetensors'}", "--vocab-size=257", "--seq-len=32"]
+    data = [f"--data={out / 'stdlib-train.safetensors'}", "--vocab-size=257"]
     data += [f"--validation={out / 'stdlib-validation.safetensors'}"]
-    data += ["--layers=1", "--heads=2", "--width=32", "--batch-size=32", "--micro-batch=2"]
-    run(tmp_path / "eight", *data, *SHORT, devices=8)
-    run(tmp_path / "one", *data, *SHORT, devices=1)
+    run(tmp_path / "eight", *data, "--micro-batch=2", *TINY, *SHORT, devices=8)
     for name in ("loss", "val_loss"):
         eight, one = (
-            [row[name] for row in rows(tmp_path / run, name) if row[name]] for run in ("eight", "one")
+            [row[name] for row in rows(run, name) if row[name]] for run in (tmp_path / "eight", out)
         )
         np.testing.assert_allclose(eight, one, rtol=1e-4)
 
@@ -164,7 +178,9 @@ def test_other_token_files_train_on_eight_devices(demo, tmp_path):
 def test_several_processes_train_on_one_mesh_and_another_number_of_them_goes_on(tmp_path):
     arguments = ["--steps=4", "--checkpoint-every=2", "--seq-len=16", "--width=16", "--layers=1"]
 
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    # Several processes are tried as a user runs them, each compiling for itself.
+    apart = {"XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"}
+    env = {name: value for name, value in os.environ.items() if name not in apart}
 
     def train(out, num_processes):
         loopback = ["--loopback", num_processes, "--out", out]

@@ -21,6 +21,8 @@ KINDS = {  # prefetch and transform; with prefetch=8 small batches come in group
 GROUP = 5
 PLAN = tl.ShuffledEpochs(0)
 CLOSED = "this TokenLoader was closed; make another"
+STRIDE = 3  # between points at which calls other than next() are interrupted; each kind begins with another
+FIRST = {kind: first for first, kind in enumerate(KINDS)}
 
 
 def make_loader(kind, plan=PLAN, tokens=None):
@@ -62,7 +64,8 @@ def check_next_batches(loader, count):
 )
 def test_next_interrupted_at_any_point_goes_on_with_the_batch_of_the_step(kind, taken):
     # Where a number of batches were taken, so that all is yet to begin, or a block is there, or another
-    # is needed. Interrupted at the first point, then, all anew, at the second, and so on to the last.
+    # is needed. Interrupted at the first point, then, all anew, at the second, and so on to the last: the
+    # step and the batch change hands within two of them.
     point, moved = 0, set()
     with make_loader(kind) as loader:
         beginning = loader.get_state()
@@ -100,7 +103,7 @@ def test_interrupts_that_follow_each_other_lose_nothing(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_batches_of_a_plan_are_not_lost_and_the_end_stays_the_end(kind):
     plan = tl.SequentialWindows()  # of 25 windows, so of 9 steps
-    point, handed_out = 0, []
+    point, handed_out = FIRST[kind], []
     with make_loader(kind, plan) as loader:
         for _ in range(8):
             next(loader)
@@ -113,7 +116,7 @@ def test_the_last_batches_of_a_plan_are_not_lost_and_the_end_stays_the_end(kind)
                 next(loader)
             loader.set_state(before_the_last)
             handed_out.clear()
-            point += 1
+            point += STRIDE
         assert (len(handed_out), loader.step) == (1, 9)
         check_is_of_step(loader, handed_out[0], 8)
     assert point > 60
@@ -133,7 +136,7 @@ def test_an_error_whose_arrival_is_interrupted_comes_at_the_next_batch_or_is_mad
         with pytest.raises(OSError, match="disk on fire"):
             next(loader)
 
-    point, outcomes = 0, set()
+    point, outcomes = FIRST[kind], set()
     with make_loader(kind, tokens=watched_tokens(fail, TOKENS)) as loader:
         beginning = loader.get_state()
         failures = 2 if kind == "grouped" else 1  # of the group, and of its first step alone
@@ -147,7 +150,7 @@ def test_an_error_whose_arrival_is_interrupted_comes_at_the_next_batch_or_is_mad
             check_next_batches(loader, GROUP)
             loader.set_state(beginning)
             failures = 2 if kind == "grouped" else 1
-            point += 1
+            point += STRIDE
         assert outcomes == {"made good", "comes again"}
         check_next_batches(loader, GROUP)
     assert point > 60
@@ -160,7 +163,7 @@ def test_set_state_interrupted_at_any_point_has_moved_or_not(kind):
         for _ in range(8):
             states.append(loader.get_state())
             next(loader)
-        point = 0
+        point = FIRST[kind]
         loader.set_state(states[2])
         next(loader)
         while interrupted(lambda: loader.set_state(states[7]), point, within="tokenloader.loader"):
@@ -168,7 +171,7 @@ def test_set_state_interrupted_at_any_point_has_moved_or_not(kind):
             check_next_batches(loader, 1)
             loader.set_state(states[2])
             next(loader)
-            point += 1
+            point += STRIDE
         assert loader.step == 7
         check_next_batches(loader, GROUP)
     assert point > 60
@@ -205,7 +208,7 @@ def test_close_at_any_point_of_next_ends_it_and_the_thread(kind, taken, own_thre
             if CLOSED not in str(error):
                 raise
 
-    point, was_closed = 0, True
+    point, was_closed = (FIRST[kind] + taken) % STRIDE, True
     while was_closed:
         with make_loader(kind) as loader:
             for _ in range(taken):
@@ -214,5 +217,5 @@ def test_close_at_any_point_of_next_ends_it_and_the_thread(kind, taken, own_thre
         with pytest.raises(ValueError, match=CLOSED):
             next(loader)
         assert eventually(lambda: own_threads() == [])
-        point += 1
+        point += STRIDE
     assert point > 60
