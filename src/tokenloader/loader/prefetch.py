@@ -103,7 +103,8 @@ class Prefetcher(Generic[T]):
             try:
                 first.extend(starmap(self._ready.get, [(True, seconds)]))  # one call into C
             except Empty:
-                if self._ready.empty() and not self.thread.is_alive():
+                is_left = self._ready.empty() and not self.thread.is_alive()
+                if is_left and not self._control.stopping.is_set():
                     raise RuntimeError(
                         "the background thread is in another process, off which this one was forked; make "
                         "the loader in the process that uses it, and start processes by spawn"
