@@ -206,6 +206,8 @@ def test_a_sharding_that_one_process_cannot_resolve_is_an_error_on_all():
     printed = outcomes(
         3,
         """
+        tokenloader.loader.meetings.PATIENCE_SECONDS = 3
+        wait_for_all("begin")
         attempt(lambda: make(7 if here == 2 else everyone))
         wait_for_all()
         """,

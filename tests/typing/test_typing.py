@@ -27,7 +27,7 @@ def run(*command):
 
 
 def test_user_code_passes_mypy_strict():
-    run("mypy", "--strict", "--no-incremental", str(CODE))
+    run("mypy", "--strict", str(CODE))
 
 
 def test_user_code_passes_pyright_strict(tmp_path):
