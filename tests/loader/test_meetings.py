@@ -337,3 +337,12 @@ def test_where_one_has_failed_its_error_is_what_differs():
     assert differences_in_words(described, "arguments").splitlines()[1:] == [
         "  error: none on processes 0, 2; ValueError: too short on process 1"
     ]
+
+
+def test_what_a_process_was_told_is_raised_before_the_end_of_another_that_was_told_it_too():
+    program = Program(3)
+    program.notes[1].write("process 1 made a loader of its own", [0, 2])
+    program.put(2, "ended", "")  # it has read that already; process 0 has not looked for notes yet
+    (error,) = program.outcomes([program.meeting(0)])
+    assert type(error) is OtherProcessError
+    assert str(error) == "process 1 made a loader of its own"

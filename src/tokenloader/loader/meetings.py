@@ -165,6 +165,8 @@ class Meeting:
             return self._compare(places.there), places.there
         stuck = _stuck(places.meeting, self._way.count)
         if found := self._reason(places, missing, stuck):
+            self._notes.look()  # who has ended may have said why, to this process too
+            self._notes.raise_due(missing)
             error, reason = found
             text = f"{reason}\n{_MEND if error is OtherProcessError else _ORDER}"
         elif waited >= GIVE_UP_SECONDS:
