@@ -122,9 +122,8 @@ def _samples(candidate: Candidate) -> Foreign | None:
     header_bytes = 8 + 4 * num_samples
     if not num_samples or not header_bytes <= first <= candidate.size_bytes:
         return None
-    last = read_bytes(
-        candidate.path, 5, header_bytes - 4
-    )  # and the first byte of settings, if there are any
+    # The last offset, and the first byte of settings, if there are any.
+    last = read_bytes(candidate.path, 5, header_bytes - 4)
     if int.from_bytes(last[:4], "little") != candidate.size_bytes % 2**32:
         return None
     if first > header_bytes and last[4:] != b"{":

@@ -20,17 +20,24 @@ SetName = tuple[Path, str, int, str]
 
 def set_name(file: Path) -> SetName | None:
     """Names the set that a file is one of, if its own name says that it is."""
-    found = _NAME.fullmatch(file.name)
-    return (file.parent, found[1], int(found[4]), found[5]) if found else None
+    parsed = _parse(file)
+    return parsed[0] if parsed else None
 
 
 def find_wrong_sets(files: Iterable[Path]) -> dict[SetName, OSError | ValueError]:
     """Finds the sets that are not complete; an error for each says what is missing, twice or too much."""
     sets: dict[SetName, _Members] = defaultdict(lambda: defaultdict(list))
     for file in files:
-        if found := _NAME.fullmatch(file.name):
-            sets[file.parent, found[1], int(found[4]), found[5]][int(found[2])].append(file)
+        if parsed := _parse(file):
+            name, number = parsed
+            sets[name][number].append(file)
     return {name: wrong for name, members in sets.items() if (wrong := _find_wrong(name[2], members))}
+
+
+def _parse(file: Path) -> tuple[SetName, int] | None:
+    """Returns a file's set, and its number there."""
+    found = _NAME.fullmatch(file.name)
+    return ((file.parent, found[1], int(found[4]), found[5]), int(found[2])) if found else None
 
 
 def _find_wrong(count: int, members: _Members) -> OSError | ValueError | None:
