@@ -10,7 +10,6 @@ from pathlib import Path
 
 HEAD = textwrap.dedent("""
     import functools, itertools, json, os, sys, time
-    from dataclasses import dataclass
     import jax
     here, count, port = map(int, sys.argv[1:4])
     if count > 1:
@@ -23,7 +22,7 @@ HEAD = textwrap.dedent("""
     from jax.experimental import multihost_utils
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     import tokenloader as tl
-    from helpers import RecordedTokens, make_mesh, watched_tokens
+    from helpers import Listed, RecordedTokens, make_mesh, watched_tokens
 
     # Gloo, which makes the collectives on CPUs, writes to stdout what it likes.
     print = functools.partial(print, file=open(sys.argv[4], "w"), flush=True)

@@ -129,24 +129,6 @@ def test_processes_that_were_given_different_things_all_find_out_at_construction
         moved = where_are.copy()
         moved[700] = 1
 
-        @dataclass(frozen=True)
-        class Listed(tl.Plan):
-            starts: np.ndarray
-
-            def bind(self, num_tokens, seq_len):
-                return BoundListed(self)
-
-        @dataclass(frozen=True)
-        class BoundListed(tl.BoundPlan):
-            plan: Listed
-            num_samples = None
-
-            def window_starts(self, samples):
-                return self.plan.starts[samples % 2000]
-
-            def key(self, until_sample):
-                return repr(self.plan)
-
         for starts in (where_are.copy(), moved):
             plan = Listed(starts if here == 2 else where_are)
             compare_names(plan=plan)

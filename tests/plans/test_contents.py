@@ -11,7 +11,7 @@ from enum import Enum
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import NAMED_PLANS, PLANS, changed
+from helpers import NAMED_PLANS, PLANS, BoundListed, Listed, changed
 
 import tokenloader as tl
 from tokenloader.plans.contents import contents, named_plan
@@ -84,29 +84,6 @@ def test_what_has_no_contents_is_told_by_what_stands_in_for_it():
 
 
 # Plans
-
-
-@dataclass(frozen=True)
-class Listed(tl.Plan):
-    """Windows at given places, named by its repr."""
-
-    starts: np.ndarray
-    more: object = None
-
-    def bind(self, num_tokens, seq_len):
-        return BoundListed(self)
-
-
-@dataclass(frozen=True)
-class BoundListed(tl.BoundPlan):
-    plan: Listed
-    num_samples = None
-
-    def window_starts(self, samples):
-        return self.plan.starts[samples % len(self.plan.starts)]
-
-    def key(self, until_sample):
-        return repr(self.plan)
 
 
 class PlainListed(BoundListed):
