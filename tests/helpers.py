@@ -25,15 +25,19 @@ PLANS = [
     tl.RandomWindows(seed=1),
     tl.ShuffledEpochs(seed=1),
     tl.ShuffledEpochs(seed=2, num_epochs=3),
+    tl.ShuffledBlocks(seed=1, block_tokens=100, open_blocks=8),
     tl.SequentialWindows(),
 ]
 NAMED_PLANS = [
     tl.RandomWindows(seed=2**64 - 1),
     tl.ShuffledEpochs(seed=1),
     tl.ShuffledEpochs(seed=2, num_epochs=30),
+    tl.ShuffledBlocks(seed=1),
+    tl.ShuffledBlocks(seed=3, block_tokens=100, open_blocks=4, num_epochs=30),
     tl.SequentialWindows(),
     tl.Mixture({range(300): 0.7, range(400, 997): 0.3}, tl.ShuffledEpochs(seed=4, num_epochs=30)),
     tl.Mixture({range(100, 900): 1}, tl.SequentialWindows()),
+    tl.Mixture({range(300): 3, range(400, 997): 2}, tl.ShuffledBlocks(4, 70, 2)),
     tl.Mixture({range(10, 900): 1}, tl.Mixture({range(80): 1, range(80, 400): 3}, tl.RandomWindows(3))),
 ]  # over 997 tokens: each plan that a key names, with its arguments at their limits
 

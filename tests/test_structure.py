@@ -60,7 +60,8 @@ def test_tokens_and_plans_need_neither_jax_nor_the_hub(tmp_path):
         tokens = tl.open_tokens({str(tmp_path / "a.bin")!r}, dtype="uint16")
         tokens.fingerprint(), tokens[3:5], tokens.gather([1, 2], 5)
         mixture = tl.Mixture({{range(0, 50): 1, range(50, 100): 2}}, tl.RandomWindows(0))
-        for plan in tl.RandomWindows(0), tl.ShuffledEpochs(0), tl.SequentialWindows(), mixture:
+        shuffled = tl.ShuffledEpochs(0), tl.ShuffledBlocks(0)
+        for plan in tl.RandomWindows(0), *shuffled, tl.SequentialWindows(), mixture:
             plan.bind(100, 9).window_starts([0, 1])
         tokens.close()
         print(sorted({{"jax", "jaxlib", "huggingface_hub"}} & sys.modules.keys()))

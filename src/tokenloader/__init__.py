@@ -17,6 +17,7 @@ from tokenloader.plans.mixture import Mixture
 from tokenloader.plans.plan import BoundPlan, Plan
 from tokenloader.plans.random_windows import RandomWindows
 from tokenloader.plans.sequential_windows import SequentialWindows
+from tokenloader.plans.shuffled_blocks import ShuffledBlocks
 from tokenloader.plans.shuffled_epochs import ShuffledEpochs
 from tokenloader.tokens.opening import Source, open_tokens
 from tokenloader.tokens.token_array import Residency, TokenArray
@@ -33,6 +34,7 @@ __all__ = [
     "RandomWindows",
     "Residency",
     "SequentialWindows",
+    "ShuffledBlocks",
     "ShuffledEpochs",
     "Source",
     "TokenArray",

@@ -234,7 +234,7 @@ def test_a_plan_of_the_same_key_that_draws_other_windows_is_found_by_the_probe()
         def window_starts(self, samples):
             return super().window_starts(samples) // 2
 
-    rewritten = Rewritten(PLAN.plan, PLAN.num_tokens, PLAN.seq_len, PLAN.num_windows)
+    rewritten = Rewritten(PLAN.plan, PLAN.epochs)
     assert rewritten.key(224) == PLAN.key(224)
     (line,) = differences(STATE, rewritten, seq_len=1024, data=DATA)
     here = probe(rewritten, 224)

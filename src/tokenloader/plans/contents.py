@@ -121,6 +121,9 @@ class _NamedByContents(BoundPlan):
     def valid_targets(self, samples: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return self._plan.valid_targets(samples)
 
+    def reads(self, samples: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return self._plan.reads(samples)
+
     def key(self, until_sample: int) -> str:
         shown = _HIDES.split(self._plan.key(until_sample), maxsplit=1)[0]
         return f"{shown:.200}<contents {self._digest}>"

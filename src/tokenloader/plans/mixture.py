@@ -17,6 +17,7 @@ from tokenloader.plans.plan import (
     BoundPlan,
     Plan,
     checked_plan,
+    checked_reads,
     checked_samples,
     checked_window,
     checked_window_starts,
@@ -116,7 +117,7 @@ class Mixture(Plan):
                 f"their ends together; evaluate each with a loader of its own, the first with "
                 f"plan=Mixture({{{self.ranges[0]}: 1}}, {self.plan})"
             )
-        return BoundMixture(self, plans, Proportions.of_weights(self.weights))
+        return BoundMixture(self, plans, Proportions.of_weights(self.weights), seq_len)
 
     def _named(self, plan: str) -> str:
         pairs = zip(self.ranges, self.weights, strict=True)
@@ -131,6 +132,7 @@ class BoundMixture(BoundPlan):
     mixture: Mixture
     plans: tuple[BoundPlan, ...]  # of each source, over its own tokens
     proportions: Proportions
+    seq_len: int
 
     @cached_property
     def num_samples(self) -> int | None:
@@ -158,6 +160,16 @@ class BoundMixture(BoundPlan):
     def valid_targets(self, samples: NDArray[np.int64]) -> NDArray[np.int64] | None:
         # Several sources have plans without, which `bind` sees to.
         return self.plans[0].valid_targets(samples)
+
+    def reads(self, samples: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        none = np.empty(0, np.int64)
+        if all(plan.reads(none) is None for plan in self.plans):
+            return None
+        reads = np.empty((len(samples), 2), np.int64)
+        for source, where, numbers in self.proportions.assign(checked_samples(samples)):
+            within = checked_reads(self.plans[source], numbers.astype(np.int64), self.seq_len)
+            reads[where] = self.mixture.ranges[source].start + within
+        return reads
 
     def effect_of_going_on_from(self, weights: tuple[int, ...], sample: int) -> str:
         """Returns what becomes of the windows of a run with other weights that goes on here at a sample.

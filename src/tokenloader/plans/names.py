@@ -7,13 +7,15 @@ from tokenloader.plans.mixture import Mixture
 from tokenloader.plans.plan import BoundPlan, Plan
 from tokenloader.plans.random_windows import RandomWindows
 from tokenloader.plans.sequential_windows import SequentialWindows
+from tokenloader.plans.shuffled_blocks import ShuffledBlocks
 from tokenloader.plans.shuffled_epochs import ShuffledEpochs
 
 MOST_SHOWN = 1000  # characters of a plan's key in a message: that of a mixture is long
 
-_SIMPLE_PLANS: dict[str, type[RandomWindows | ShuffledEpochs | SequentialWindows]] = {
+_SIMPLE_PLANS: dict[str, type[RandomWindows | ShuffledEpochs | ShuffledBlocks | SequentialWindows]] = {
     "RandomWindows": RandomWindows,
     "ShuffledEpochs": ShuffledEpochs,
+    "ShuffledBlocks": ShuffledBlocks,
     "SequentialWindows": SequentialWindows,
 }
 

@@ -24,24 +24,35 @@ _MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _32 = np.uint64(32)
 
 
-def permute(index: NDArray[np.uint64], n: int, key: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def permute(
+    index: NDArray[np.uint64], n: int | NDArray[np.uint64], key: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
     """Returns where a keyed permutation of [0, n) sends each index.
 
     Args:
         index: uint64 [m], each below n, as are the results, which differ where the indices do.
-        n: size of the domain, 1 <= n < 2**62.
+        n: size of the domain, 1 <= n < 2**62 for all, or uint64 [m]: a size below 2**50 for each index.
         key: uint64 [NUM_ROUNDS] for all, or [NUM_ROUNDS, m]: a key for each index.
     """
-    a = math.isqrt(n - 1) + 1
-    b = -(-n // a)
-    out = _encipher(index, a, b, key)
-    while (outside := np.flatnonzero(out >= n)).size:
-        out[outside] = _encipher(out[outside], a, b, key if key.ndim == 1 else key[:, outside])
+    if isinstance(n, np.ndarray):
+        a = np.sqrt(n - np.uint64(1)).astype(np.uint64) + np.uint64(1)  # exact below 2**50
+        sizes = a, (n + a - np.uint64(1)) // a
+    else:
+        root = math.isqrt(n - 1) + 1
+        sizes = np.uint64(root), np.uint64(-(-n // root))
+    out = _encipher(index, sizes, key)
+    outside = np.flatnonzero(out >= n)
+    if outside.size:  # by cycle walking: once more, until it is inside
+        own = n[outside] if isinstance(n, np.ndarray) else n
+        out[outside] = permute(out[outside], own, key if key.ndim == 1 else key[:, outside])
     return out
 
 
-def _encipher(index: NDArray[np.uint64], a: int, b: int, key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    sizes = np.uint64(a), np.uint64(b)
+def _encipher(
+    index: NDArray[np.uint64],
+    sizes: tuple[NDArray[np.uint64] | np.uint64, NDArray[np.uint64] | np.uint64],
+    key: NDArray[np.uint64],
+) -> NDArray[np.uint64]:
     high = index // sizes[1]
     halves = [high, index - high * sizes[1]]
     for i in range(NUM_ROUNDS):
@@ -55,7 +66,7 @@ def _encipher(index: NDArray[np.uint64], a: int, b: int, key: NDArray[np.uint64]
 
 
 def _hash_below(
-    limit: np.uint64, x: NDArray[np.uint64], key: NDArray[np.uint64] | np.uint64
+    limit: NDArray[np.uint64] | np.uint64, x: NDArray[np.uint64], key: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.uint64]:
     """Returns a keyed hash of x in [0, limit), for limit <= 2**32."""
     h = x ^ key

@@ -17,7 +17,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
 # Purposes of random_bits: streams that must not share a counter.
-RANDOM_WINDOWS, SHUFFLED_EPOCHS = 0, 1
+RANDOM_WINDOWS, SHUFFLED_EPOCHS, SHUFFLED_BLOCKS = 0, 1, 2
 
 
 def philox4x32(

@@ -90,6 +90,15 @@ class BoundPlan(ABC):
         """
         return None
 
+    def reads(self, samples: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Returns the tokens [start, stop) to be read as a whole before each sample: int64 [n, 2].
+
+        A sample's window lies in its read. Samples that share a read have equal rows, and the loader has it
+        read once, in large requests, before the first of them. None, for whatever samples: each window is
+        read by itself.
+        """
+        return None
+
     @abstractmethod
     def key(self, until_sample: int) -> str:
         """Returns a name for all that decides the samples before until_sample. A saved state keeps it.
@@ -119,6 +128,21 @@ def checked_window_starts(plan: BoundPlan, samples: NDArray[np.int64]) -> NDArra
             f"samples; expected one integer for each sample"
         )
     return starts.astype(np.int64, copy=False)
+
+
+def checked_reads(plan: BoundPlan, samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """Returns what a bound plan's reads gives, int64 [n, 2], windows for None; ValueError if not that."""
+    reads = plan.reads(samples)
+    if reads is None:
+        starts = checked_window_starts(plan, samples)
+        return np.stack([starts, starts + seq_len + 1], axis=1)
+    reads = np.asarray(reads)
+    if reads.shape != (len(samples), 2) or reads.dtype.kind not in "iu":
+        raise ValueError(
+            f"{plan!r}: reads returned {reads.dtype}{list(reads.shape)} for {len(samples)} samples; "
+            f"expected integers [{len(samples)}, 2]: start and stop of a range of tokens for each sample"
+        )
+    return reads.astype(np.int64, copy=False)
 
 
 def masks_targets(plan: BoundPlan) -> bool:
@@ -161,6 +185,17 @@ def checked_seed(owner: str, seed: int) -> int:
         ) from None
     if not 0 <= number < 2**64:
         raise ValueError(f"{owner}: seed={number} is not in [0, 2**64)")
+    return number
+
+
+def checked_count(owner: str, name: str, value: int, most: int) -> int:
+    """Returns an integer from 1 to `most` as a Python integer; TypeError or ValueError if it is none."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{owner}: {name}={value!r}; expected an integer") from None
+    if not 1 <= number <= most:
+        raise ValueError(f"{owner}: {name}={number}; expected 1 to {most:,}")
     return number
 
 

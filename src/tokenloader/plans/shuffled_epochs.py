@@ -1,14 +1,14 @@
 """ShuffledEpochs: every window of an epoch exactly once, in an order of the epoch's own."""
 
-import operator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tokenloader.plans.epochs import Epochs, checked_num_epochs, epoch_words
 from tokenloader.plans.permutation import NUM_ROUNDS, permute
-from tokenloader.plans.philox import SHUFFLED_EPOCHS, random_bits
-from tokenloader.plans.plan import BoundPlan, Plan, checked_samples, checked_seed, checked_window
+from tokenloader.plans.philox import SHUFFLED_EPOCHS
+from tokenloader.plans.plan import BoundPlan, Plan, checked_seed
 
 
 @dataclass(frozen=True)
@@ -38,57 +38,27 @@ class ShuffledEpochs(Plan):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", checked_seed("ShuffledEpochs", self.seed))
-        if self.num_epochs is None:
-            return
-        try:
-            num_epochs = operator.index(self.num_epochs)
-        except TypeError:
-            raise TypeError(
-                f"ShuffledEpochs: num_epochs={self.num_epochs!r}; expected an integer, or None"
-            ) from None
-        if num_epochs < 1:
-            raise ValueError(
-                f"ShuffledEpochs: num_epochs={num_epochs}; expected 1 or more, or None for no end"
-            )
-        object.__setattr__(self, "num_epochs", num_epochs)
+        object.__setattr__(self, "num_epochs", checked_num_epochs("ShuffledEpochs", self.num_epochs))
 
     def bind(self, num_tokens: int, seq_len: int) -> BoundPlan:
         """See `Plan.bind`."""
-        num_tokens, seq_len = checked_window(num_tokens, seq_len)
-        return _BoundShuffledEpochs(self, num_tokens, seq_len, max(1, num_tokens // seq_len - 1))
+        return _BoundShuffledEpochs(self, Epochs.over(num_tokens, seq_len, self.num_epochs))
 
 
 @dataclass(frozen=True)
 class _BoundShuffledEpochs(BoundPlan):
     plan: ShuffledEpochs
-    num_tokens: int
-    seq_len: int
-    num_windows: int  # in every epoch, so that a sample's epoch is a division
+    epochs: Epochs
 
     @property
     def num_samples(self) -> int | None:
-        return None if self.plan.num_epochs is None else self.plan.num_epochs * self.num_windows
+        return self.epochs.num_samples
 
     def window_starts(self, samples: ArrayLike) -> NDArray[np.int64]:
-        index, n = checked_samples(samples), self.num_windows
-        if not index.size:
-            return np.empty(0, np.int64)
-        if self.num_samples is not None and int(index.max()) >= self.num_samples:
-            raise ValueError(
-                f"sample {int(index.max())} is past the end: {self.plan.num_epochs} epochs of {n} windows"
-            )
-        epoch = index // np.uint64(n)
-        epochs, which = np.unique(epoch, return_inverse=True)
-        # NUM_ROUNDS words of key and one for the phase, two to a block of random bits.
-        blocks = np.arange(NUM_ROUNDS // 2 + 1, dtype=np.uint64)[:, None]
-        words = np.stack(random_bits(self.plan.seed, SHUFFLED_EPOCHS, epochs, blocks), axis=1)
-        words = words.reshape(-1, epochs.size)  # uint64 [NUM_ROUNDS + 2, epochs]
-        # The common case, one epoch, without a gather of keys for each sample.
-        words = words[:, 0] if epochs.size == 1 else words[:, which]
-        window = permute(index - epoch * np.uint64(n), n, words[:NUM_ROUNDS])
-        phase = words[NUM_ROUNDS] % np.uint64(self.num_tokens - n * self.seq_len)
-        starts: NDArray[np.int64] = (window * np.uint64(self.seq_len) + phase).astype(np.int64)
-        return starts
+        epoch, index = self.epochs.locate(samples)
+        words = epoch_words(self.plan.seed, SHUFFLED_EPOCHS, epoch, NUM_ROUNDS + 1)
+        window = permute(index, self.epochs.num_windows, words[:NUM_ROUNDS])
+        return self.epochs.starts(window, words[NUM_ROUNDS])
 
     def key(self, until_sample: int) -> str:
         return f"ShuffledEpochs(seed={self.plan.seed})"
