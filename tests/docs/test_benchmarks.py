@@ -1,4 +1,4 @@
-"""The benchmarks: a comparison of revisions matches every row, or lists it; limits on a disk."""
+"""The benchmarks: a comparison of revisions matches every row, or lists it; limits on a disk; an answer."""
 
 import json
 import multiprocessing
@@ -150,3 +150,18 @@ def test_a_group_is_removed_after_an_error(disk_limits, tmp_path):
         assert all(folder.exists() for folder in group.folders)
         raise KeyError
     assert not any(folder.exists() for folder in group.folders)
+
+
+@pytest.mark.parametrize(("fio", "told"), [(True, "0.93 of fio"), (False, "0.95 of SequentialWindows")])
+def test_the_answer_of_slow_is_a_line_of_the_readme(monkeypatch, fio, told):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import report
+
+    times = {"ShuffledEpochs": 18.04, "SequentialWindows": 0.951}
+    times |= {"fio, 1 MiB, depth 8": 0.932} if fio else {}
+    ours = {"windows_per_second": 57_012.3, "is_times": times}
+    rows = [{"limits": "unlimited", "contestants": {"ShuffledBlocks": ours}}]
+    section = report.results_section({"slow": {"gib": 19.09, "rows": rows}})
+    question = "| `ShuffledBlocks` on 19.09 GiB, page cache dropped, the disk held to a rate"
+    line = f"unlimited: 57,012 windows/s, {told} in file order, 18.0 times `ShuffledEpochs` |"
+    assert section.endswith(f"{question} | {line}")
