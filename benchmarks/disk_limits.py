@@ -49,7 +49,7 @@ class ControlGroup:
             (folder / "cgroup.procs").write_text("0")
 
     def reads(self) -> Reads:
-        """Returns what the group has read from the disk since it was made."""
+        """Returns what the group has asked the disk for since it was made, with what is held back still."""
         files = [folder / name for folder in self.folders for name in _COUNTERS]
         return parse_reads({file.name: file.read_text() for file in files if file.exists()}, self.disk)
 

@@ -77,6 +77,7 @@ def run(options: argparse.Namespace) -> None:
         {
             "question": (__doc__ or "").splitlines()[0],
             "cache": "dropped before every turn",
+            "reads": "counted by the control group",
             "gib": round(token_file.size_of(options) / 2**30, 2),
             "shape": SHAPE,
             "rounds": options.rounds,
@@ -163,7 +164,8 @@ def _feed(
     began = time.perf_counter()
     tokens = tl.open_tokens(path)
     with tl.TokenLoader(tokens, *SHAPE, plan=plan, prefetch=prefetch) as loader:
-        quarter = len(tokens) // SHAPE[1] // SHAPE[0] // 4  # steps of an epoch
+        quarter = len(tokens) // SHAPE[1] // SHAPE[0] // 4  # of an epoch's steps, for small files
+        opening = min(_OPENING_STEPS, quarter)
 
         def seconds_until(is_over: Callable[[float], bool]) -> float:
             while not is_over(elapsed := time.perf_counter() - began) and _take_one(loader):
@@ -171,11 +173,10 @@ def _feed(
             return elapsed
 
         first = seconds_until(lambda _: loader.step >= 1)
-        opened = seconds_until(lambda _: loader.step >= _OPENING_STEPS)
+        opened = seconds_until(lambda _: loader.step >= opening)
         settled = seconds_until(
             lambda elapsed: (
-                loader.step >= quarter
-                or (loader.step >= _OPENING_STEPS * 3 // 2 and elapsed >= settle_seconds)
+                loader.step >= quarter or (loader.step >= opening * 3 // 2 and elapsed >= settle_seconds)
             )
         )
         step, before = loader.step, group.reads()
@@ -190,12 +191,11 @@ def _feed(
     }
 
 
-def _take_one(loader: Iterator[Any]) -> bool:
+def _take_one(loader: Iterator[tl.Batch]) -> bool:
     """Takes a batch and waits for it; False at the end of the plan."""
-    for batch in loader:
-        jax.block_until_ready(batch)
-        return True
-    return False
+    batch = next(loader, None)
+    jax.block_until_ready(batch)
+    return batch is not None
 
 
 def _fio(path: Path, seconds: float, how: tuple[str, ...], group: ControlGroup) -> dict[str, float]:
