@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import chdtrc  # jax depends on scipy
 
-from tokenloader import BoundPlan, Plan, RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader.plans.plan import checked_plan, checked_window_starts
+from tokenloader import BoundPlan, Plan, RandomWindows, SequentialWindows, ShuffledBlocks, ShuffledEpochs
+from tokenloader.plans.plan import checked_plan, checked_reads, checked_window_starts
 
-SEEDED = RandomWindows, ShuffledEpochs
+SEEDED = RandomWindows, ShuffledEpochs, ShuffledBlocks
+EACH = RandomWindows(1), ShuffledEpochs(1), ShuffledBlocks(1, 40, 4), SequentialWindows()
 FINEWEB = {"num_tokens": 10_248_871_837, "seq_len": 1024}  # the data of DESIGN.md
 
 seeds = st.integers(0, 2**64 - 1)
@@ -33,6 +34,12 @@ small_sizes = (
 plans = st.one_of(
     st.builds(RandomWindows, seed=seeds),
     st.builds(ShuffledEpochs, seed=seeds),
+    st.builds(
+        ShuffledBlocks,
+        seed=seeds,
+        block_tokens=st.integers(1, 500) | st.integers(2**11, 2**40),
+        open_blocks=st.integers(1, 20) | st.integers(1, 2**24),
+    ),
     st.just(SequentialWindows()),
 )
 
@@ -89,14 +96,14 @@ def test_a_start_depends_on_the_plan_and_the_sample_number_alone(plan, size, dat
     np.testing.assert_array_equal(dataclasses.replace(plan).bind(**size).window_starts(samples), together)
 
 
-@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
+@pytest.mark.parametrize("plan", EACH)
 def test_no_samples_have_no_starts(plan):
     starts = plan.bind(1000, 10).window_starts(np.array([], np.int64))
     assert starts.dtype == np.int64
     assert starts.shape == (0,)
 
 
-@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
+@pytest.mark.parametrize("plan", EACH)
 def test_leaves_the_samples_as_they_were(plan):
     samples = np.arange(500)
     samples.flags.writeable = False
@@ -426,7 +433,7 @@ def test_num_epochs_that_is_no_integer_is_refused(num_epochs):
         ShuffledEpochs(seed=0, num_epochs=num_epochs)
 
 
-@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
+@pytest.mark.parametrize("plan", EACH)
 class TestEveryPlan:
     def test_refuses_a_negative_sample(self, plan):
         with pytest.raises(ValueError, match="sample -3 is negative; samples are counted from 0"):
@@ -457,7 +464,7 @@ def test_binding_to_less_than_one_window_is_refused(plan):
 
 @pytest.mark.parametrize("kind", [np.uint64, np.int64, np.int32, np.uint16])
 def test_sizes_may_be_integers_of_numpy(kind):
-    for plan in (RandomWindows(0), ShuffledEpochs(0), SequentialWindows()):
+    for plan in EACH:
         expected = plan.bind(30_000, 10).window_starts(range(20))
         found = plan.bind(kind(30_000), kind(10)).window_starts(range(20))
         np.testing.assert_array_equal(found, expected, strict=True)
@@ -465,7 +472,7 @@ def test_sizes_may_be_integers_of_numpy(kind):
     assert bound.num_samples == 300 * (10_248_871_837 // 1024 - 1)
 
 
-@pytest.mark.parametrize("plan", [RandomWindows(0), ShuffledEpochs(0), SequentialWindows()])
+@pytest.mark.parametrize("plan", EACH)
 @pytest.mark.parametrize("seq_len", [0, -3])
 def test_a_window_without_inputs_is_an_error(plan, seq_len):
     with pytest.raises(ValueError, match=f"seq_len={seq_len}; expected 1 or more"):
@@ -502,6 +509,7 @@ def test_a_plan_of_ones_own_implements_bind_and_three_names_of_the_bound_plan():
     bound = EveryTenth().bind(100, 9)
     assert bound.window_starts(np.arange(3)).tolist() == [0, 10, 20]
     assert bound.valid_targets(np.arange(3)) is None
+    assert bound.reads(np.arange(3)) is None
 
 
 @pytest.mark.parametrize("missing", ["num_samples", "window_starts", "key"])
@@ -524,6 +532,7 @@ def test_a_plan_without_bind_is_a_type_error():
         ("windows_starts", "window_starts"),
         ("valid_target", "valid_targets"),
         ("valid_tragets", "valid_targets"),
+        ("read", "reads"),
     ],
 )
 def test_a_mistyped_method_of_a_bound_plan_is_a_type_error_that_says_what_was_meant(mistyped, meant):
@@ -562,6 +571,7 @@ def test_a_mistyped_bind_is_a_type_error():
         ),
         (BoundEveryTenth, "window_starts", lambda self, a, b: a, "missing a required argument: 'b'"),
         (BoundEveryTenth, "valid_targets", lambda self: None, "too many positional arguments"),
+        (BoundEveryTenth, "reads", None, "is a NoneType; expected a method reads(self, samples: "),
         (
             BoundEveryTenth,
             "valid_targets",
@@ -636,6 +646,36 @@ def test_starts_that_are_not_one_integer_a_sample_are_an_error(starts, found):
     assert f"{found} for 3 samples; expected one integer for each sample" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [RandomWindows, ShuffledEpochs, SequentialWindows, Plan, BoundPlan])
+def test_reads_of_a_plan_that_names_none_are_its_windows():
+    found = checked_reads(EveryTenth().bind(100, 9), np.array([4, 0]), seq_len=9)
+    assert found.tolist() == [[40, 50], [0, 10]]
+    assert found.dtype == np.int64
+
+
+def test_reads_of_integers_become_int64():
+    reads = np.array([[5, 30]], np.uint16)
+    bound = type("Small", (BoundEveryTenth,), {"reads": lambda self, samples: reads})(9, 2)
+    found = checked_reads(bound, np.arange(1), seq_len=2)
+    np.testing.assert_array_equal(found, np.array([[5, 30]]), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("reads", "found"),
+    [
+        (np.zeros((3, 2)), "float64[3, 2]"),
+        (np.zeros((2, 2), int), "int64[2, 2]"),
+        (np.zeros((3, 3), int), "int64[3, 3]"),
+        (np.zeros(3, int), "int64[3]"),
+    ],
+)
+def test_reads_that_are_not_a_range_for_each_sample_are_an_error(reads, found):
+    bound = type("Odd", (BoundEveryTenth,), {"reads": lambda self, samples: reads})(9, 2)
+    told = f": reads returned {found} for 3 samples; expected integers [3, 2]: start and stop of a range "
+    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        checked_reads(bound, np.arange(3), seq_len=2)
+    assert str(caught.value).startswith(repr(bound))
+
+
+@pytest.mark.parametrize("kind", [*SEEDED, SequentialWindows, Plan, BoundPlan])
 def test_plans_call_tokenloader_their_module(kind):
     assert kind.__module__ == "tokenloader"

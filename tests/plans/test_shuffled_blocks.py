@@ -229,11 +229,15 @@ def test_every_window_is_equally_often_at_each_place_of_the_epoch():
             assert_uniform(np.bincount(windows[:, place], minlength=n))
 
 
+def first_of_pairs(windows):
+    """The window that begins each block of two windows, in their order: [epochs, n // 2]."""
+    one, other = windows[:, 0::2], windows[:, 1::2]
+    return np.where((one + 1) % windows.shape[1] == other, one, other)
+
+
 def test_every_order_of_the_blocks_appears_equally_often_and_independent_of_the_epoch_before():
-    n = 8  # 4 blocks of 2, one lane; the window before a block's first is not in the block
-    _, windows = phases_and_windows(bound(n, 2, 1, seed=2), n, 30_000)
-    pairs = windows.reshape(-1, 4, 2)
-    first = np.where((pairs[..., 0] + 1) % n == pairs[..., 1], pairs[..., 0], pairs[..., 1])
+    n = 8  # 4 blocks of 2, one lane
+    first = first_of_pairs(phases_and_windows(bound(n, 2, 1, seed=2), n, 30_000)[1])
     after_first = (first[:, 1:] - first[:, :1]) % n // 2  # an order of 1, 2, 3, whatever the rotation
     kind = after_first @ [16, 4, 1]
     names, kind = np.unique(kind, return_inverse=True)
@@ -286,12 +290,14 @@ def test_neighbours_in_a_visit_differ_in_each_bit_as_in_a_random_order(num_bits)
 
 
 def test_phases_are_uniform_and_independent_of_the_order():
-    n, seq_len = 6, 10
-    plan = ShuffledBlocks(1, block_tokens=30, open_blocks=1).bind((n + 1) * seq_len + 8, seq_len)
+    n, seq_len = 8, 10
+    plan = ShuffledBlocks(1, block_tokens=20, open_blocks=1).bind((n + 1) * seq_len + 8, seq_len)
     phases, windows = phases_and_windows(plan, n, 20_000, seq_len)
     assert_uniform(np.bincount(phases, minlength=18))
     assert_uniform(np.bincount(phases[:-1] * 18 + phases[1:], minlength=18 * 18))
     assert_uniform(np.bincount(phases * n + windows[:, 0], minlength=18 * n))
+    is_rotated_oddly = first_of_pairs(windows)[:, 0] % 2
+    assert_uniform(np.bincount(phases * 2 + is_rotated_oddly))
 
 
 def test_each_bit_of_the_seed_changes_orders_rotation_and_phase():
