@@ -11,7 +11,8 @@ one window longer), and samples are dealt from the lanes in turn: sample i of an
 Each lane begins inside itself and goes around once. The place is chosen so that lane j enters a new block
 in the rounds r with (r + j * W // G) % W == 0, until it goes around, and then in rounds as many later for
 all; and so that the lanes go around at an even rate over the whole epoch. So G blocks are open at any time,
-and lanes come to the ends of their blocks one by one.
+and lanes come to the ends of their blocks one by one: of 4,000 lengths with four blocks a lane or more, in
+the rounds that open 20 on average at most 41 opened, 24 in the median. But an epoch begins with all G.
 
 A segment is what a lane visits of a block in one go: all of it, or a part, where an end of the lane or its
 first place cuts the block. The windows of a segment are in a keyed order among themselves. So a segment is
@@ -45,8 +46,8 @@ class ShuffledBlocks(Plan):
     For slow disks, network file systems and buckets. An epoch has the windows of `ShuffledEpochs`. Blocks
     of consecutive windows are shuffled, and so are the windows of each block; `open_blocks` of the blocks
     are in use at a time, and each row of a batch is of another of them, up to open_blocks rows. A block is
-    read once, whole, and stays in the page cache while it is in use: with the defaults and uint16 that
-    takes 512 MiB.
+    read once and stays in the page cache while it is in use: with the defaults and uint16 that takes
+    512 MiB.
 
     Args:
         seed: 0 <= seed < 2**64. Orders and phases are hashes of (seed, epoch).
