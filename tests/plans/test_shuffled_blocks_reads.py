@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tokenloader import ShuffledBlocks
+from tokenloader import Mixture, ShuffledBlocks
 
 SEQ_LEN = 2
 
@@ -97,3 +97,16 @@ def test_hosts_read_blocks_of_others_where_batches_do_not(epochs_of_1024, batch_
     for epoch, starts in enumerate(epochs):
         found = factor_read(starts, epoch * n, batch_size, num_hosts)
         assert found == pytest.approx(factor, rel=0.03)  # parts of blocks may be too short for all
+
+
+@pytest.mark.parametrize(("open_blocks", "is_shared"), [(192, False), (768, False), (1024, True)])
+def test_hosts_read_blocks_of_their_own_where_each_source_of_a_mixture_has_rows_that_divide_lanes(
+    open_blocks, is_shared
+):
+    # 192 and 64 rows of each batch of 256.
+    plan = ShuffledBlocks(1, 64 * SEQ_LEN, open_blocks)
+    mixture = Mixture({range(500_000): 3, range(500_000, 10**6): 1}, plan).bind(10**6, SEQ_LEN)
+    samples = np.arange(256 * 1000)
+    starts = np.concatenate([mixture.reads(part)[:, 0] for part in np.split(samples, 8)])
+    found = factor_read(starts, 0, batch_size=256, num_hosts=4)
+    assert found > 2 if is_shared else found == 1
