@@ -28,7 +28,7 @@ PLANS = [
     tl.RandomWindows(seed=1),
     tl.ShuffledEpochs(seed=1),
     tl.ShuffledEpochs(seed=2, num_epochs=3),
-    tl.ShuffledBlocks(seed=1, block_tokens=100, open_blocks=8),
+    tl.ShuffledBlocks(seed=1, block_tokens=100, open_blocks=8, num_epochs=2),
     tl.SequentialWindows(),
 ]
 NAMED_PLANS = [
@@ -254,6 +254,18 @@ class RecordedTokens:
 class RecordedWindows:
     def __init__(self, recorded, windows, starts, length):
         self.recorded, self.windows, self.starts, self.length = recorded, windows, starts, length
+
+    @property
+    def is_mapped(self):
+        return self.windows.is_mapped
+
+    @property
+    def is_over_a_network(self):
+        return self.windows.is_over_a_network
+
+    def load(self):
+        self.recorded.log.append(("load", self.starts, self.length))
+        self.windows.load()
 
     def is_cached(self):
         cached = self.recorded.cached

@@ -112,6 +112,21 @@ def test_leaves_the_samples_as_they_were(plan):
     np.testing.assert_array_equal(starts, plan.bind(1000, 10).window_starts(samples))
 
 
+@settings(deadline=None)
+@given(plan=plans, size=sizes, samples=st.lists(st.integers(0, 300) | st.integers(0, 10**13), max_size=20))
+def test_a_read_has_the_window_of_its_sample_and_depends_on_the_sample_number_alone(plan, size, samples):
+    bound, samples = plan.bind(**size), np.array(samples, np.int64)
+    reads = checked_reads(bound, samples, size["num_tokens"])  # which lie within the tokens
+    if reads is None:
+        assert isinstance(plan, RandomWindows | ShuffledEpochs | ShuffledBlocks)
+        return
+    starts = bound.window_starts(samples)
+    assert (reads[:, 0] <= starts).all()
+    assert (starts + size["seq_len"] + 1 <= reads[:, 1]).all()
+    for sample, read in zip(samples, reads, strict=True):
+        np.testing.assert_array_equal(bound.reads(np.array([sample])), [read])
+
+
 def test_the_starts_of_a_seed_stay_what_they_were():
     # A saved run goes on with them. Whoever changes them breaks every run that is under way.
     def samples_of(plan):
@@ -395,6 +410,20 @@ def test_sequential_windows_pass_32_bits():
     assert plan.bind(**size).valid_targets(samples).tolist() == [1024, 1023, 0]
 
 
+@settings(deadline=None)
+@given(seq_len=st.integers(1, 2**19), num_tokens=st.integers(2, 2**21))
+def test_sequential_windows_are_read_in_pieces_one_after_the_other(seq_len, num_tokens):
+    num_tokens = max(num_tokens, seq_len + 1)
+    bound = SequentialWindows().bind(num_tokens, seq_len)
+    samples = np.unique(np.linspace(0, bound.num_samples - 1, 5000).astype(int))
+    reads = bound.reads(samples)
+    assert (np.diff(reads, axis=0) >= 0).all()
+    assert (reads[0, 0], reads[-1, 1]) == (0, num_tokens)
+    pieces = np.unique(reads, axis=0)
+    assert (pieces[1:, 0] < pieces[:-1, 1]).all()  # the token that windows share, or more at the end
+    assert ((pieces[:, 1] - pieces[:, 0])[:-2] == max(1, 2**18 // seq_len) * seq_len + 1).all()
+
+
 # Errors
 
 
@@ -646,17 +675,15 @@ def test_starts_that_are_not_one_integer_a_sample_are_an_error(starts, found):
     assert f"{found} for 3 samples; expected one integer for each sample" in str(caught.value)
 
 
-def test_reads_of_a_plan_that_names_none_are_its_windows():
-    found = checked_reads(EveryTenth().bind(100, 9), np.array([4, 0]), seq_len=9)
-    assert found.tolist() == [[40, 50], [0, 10]]
-    assert found.dtype == np.int64
+def test_a_plan_may_name_no_reads():
+    assert checked_reads(EveryTenth().bind(100, 9), np.array([4, 0]), num_tokens=100) is None
 
 
 def test_reads_of_integers_become_int64():
-    reads = np.array([[5, 30]], np.uint16)
+    reads = np.array([[0, 30]], np.uint16)
     bound = type("Small", (BoundEveryTenth,), {"reads": lambda self, samples: reads})(9, 2)
-    found = checked_reads(bound, np.arange(1), seq_len=2)
-    np.testing.assert_array_equal(found, np.array([[5, 30]]), strict=True)
+    found = checked_reads(bound, np.arange(1), num_tokens=30)
+    np.testing.assert_array_equal(found, np.array([[0, 30]]), strict=True)
 
 
 @pytest.mark.parametrize(
@@ -672,8 +699,18 @@ def test_reads_that_are_not_a_range_for_each_sample_are_an_error(reads, found):
     bound = type("Odd", (BoundEveryTenth,), {"reads": lambda self, samples: reads})(9, 2)
     told = f": reads returned {found} for 3 samples; expected integers [3, 2]: start and stop of a range "
     with pytest.raises(ValueError, match=re.escape(told)) as caught:
-        checked_reads(bound, np.arange(3), seq_len=2)
+        checked_reads(bound, np.arange(3), num_tokens=9)
     assert str(caught.value).startswith(repr(bound))
+
+
+@pytest.mark.parametrize("read", [[-1, 5], [5, 5], [7, 3], [990, 1001]])
+def test_reads_that_are_no_range_of_the_tokens_are_an_error_that_names_the_sample(read):
+    reads = np.array([[0, 1000], read, read])
+    bound = type("Odd", (BoundEveryTenth,), {"reads": lambda self, samples: reads})(1000, 2)
+    start, stop = read
+    told = f": reads returned [{start:,}, {stop:,}) for sample 8; expected 0 <= start < stop <= 1,000"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        checked_reads(bound, np.array([7, 8, 9]), num_tokens=1000)
 
 
 @pytest.mark.parametrize("kind", [*SEEDED, SequentialWindows, Plan, BoundPlan])

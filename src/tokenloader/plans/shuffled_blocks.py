@@ -130,13 +130,13 @@ class _BoundShuffledBlocks(BoundPlan):
         visit, n = self._visit(index), np.uint64(self.epochs.num_windows)
         begin = self._rotated(self._first_window(visit, words), words)
         end = begin + visit.size
-        rows = np.flatnonzero(end > n)
-        if rows.size:  # rotated to both ends of the epoch: two reads
-            own = words if words.ndim == 1 else words[:, rows]
-            within = self._within(_Visit(*(field[rows] for field in visit)), own)
-            is_behind = begin[rows] + within >= n
-            begin[rows] = np.where(is_behind, np.uint64(0), begin[rows])
-            end[rows] = np.where(is_behind, end[rows] - n, n)
+        if (two := end > n).any():  # rotated to both ends of the epoch: two reads
+            own = words if words.ndim == 1 else words[:, two]
+            is_behind = begin[two] + self._within(_Visit(*(field[two] for field in visit)), own) >= n
+            begin[two], end[two] = (
+                np.where(is_behind, np.uint64(0), begin[two]),
+                np.where(is_behind, end[two] - n, n),
+            )
         starts, stops = (self.epochs.starts(window, words[_PHASE]) for window in (begin, end))
         return np.stack([starts, stops + 1], axis=1)  # a window ends with the first token of the next
 
