@@ -19,6 +19,7 @@ import tokenloader as tl
 from tokenloader.loader import token_loader
 from tokenloader.loader.prefetch import Prefetcher
 from tokenloader.storage.file_systems import file_system_type, is_over_a_network
+from tokenloader.tokens.reader import Reader
 
 TOKENS = np.random.default_rng(0).integers(1, 2**16, 3 << 20).astype(np.uint16)  # 6 MiB
 PLAN = tl.ShuffledBlocks(seed=0, block_tokens=2**18, open_blocks=4, num_epochs=1)
@@ -84,6 +85,18 @@ def test_each_page_is_read_once_and_with_blocks_and_never_for_a_window(mounted, 
     pieces = -(-np.diff(blocks) * 2 // options.get("max_read", 128 << 10)) + 1  # and a page at its end
     assert len(reads) <= pieces.sum() + 64 < NUM_SAMPLES / 15
     assert most_at_once(reads) >= 4
+
+
+def test_announcements_are_not_lost_after_the_file_was_read_in_order(mounted):
+    slow = mounted()
+    with tl.open_tokens(slow.path) as tokens:
+        with Reader(tokens) as reader:
+            for start in range(0, 4 * 2**16, 2**14):  # of the first blocks
+                reader.read(start, np.empty(2**14, np.uint16))
+        slow.reads()
+        with tl.TokenLoader(tokens, BATCH_SIZE, SEQ_LEN, plan=PLAN, transform=None) as loader:
+            assert len(list(loader)) == NUM_SAMPLES // BATCH_SIZE
+    assert len(slow.reads()) < NUM_SAMPLES / 10
 
 
 def test_a_block_that_cannot_be_read_is_an_error_at_next_and_the_position_stays(mounted):
