@@ -213,7 +213,7 @@ class WatchedWindows:
     def __init__(self, windows, before):
         self.windows, self.before = windows, before
         self.is_cached, self.prefetch = windows.is_cached, windows.prefetch
-        self.first_not_cached = windows.first_not_cached
+        self.first_not_cached, self.is_mapped = windows.first_not_cached, windows.is_mapped
 
     def copy(self):
         if threading.current_thread() is not threading.main_thread():

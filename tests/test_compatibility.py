@@ -216,7 +216,9 @@ JSON = {
     ),
     "check train.safetensors --fingerprint": "fingerprint problems",
     "bench train.safetensors --batch-size 4 --seq-len 64 --seconds 0.1": (
-        "device batch_size seq_len why_not_cold" + under("cold", SPEED) + under("warm", SPEED)
+        "device batch_size seq_len why_not_cold shuffled_blocks why_not_shuffled_blocks opening_seconds"
+        + under("cold", SPEED)
+        + under("warm", SPEED)
     ),
     "replay state.json train.safetensors --step 3 --eos-id 0": (
         "step" + under("rows", "sample start documents text")

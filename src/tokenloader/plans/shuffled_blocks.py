@@ -36,7 +36,7 @@ from tokenloader.plans.plan import BoundPlan, Plan, checked_count, checked_seed
 from tokenloader.plans.shuffled_epochs import ShuffledEpochs
 from tokenloader.plans.split_mix import split_mix
 
-_MAX_BLOCK_TOKENS, _MAX_OPEN_BLOCKS = 2**40, 2**24  # their product is below 2**64
+_MAX_BLOCK_TOKENS, MAX_OPEN_BLOCKS = 2**40, 2**24  # their product is below 2**64
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ShuffledBlocks(Plan):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", checked_seed("ShuffledBlocks", self.seed))
-        for name, most in (("block_tokens", _MAX_BLOCK_TOKENS), ("open_blocks", _MAX_OPEN_BLOCKS)):
+        for name, most in (("block_tokens", _MAX_BLOCK_TOKENS), ("open_blocks", MAX_OPEN_BLOCKS)):
             object.__setattr__(self, name, checked_count("ShuffledBlocks", name, getattr(self, name), most))
         object.__setattr__(self, "num_epochs", checked_num_epochs("ShuffledBlocks", self.num_epochs))
 
@@ -90,7 +90,7 @@ class ShuffledBlocks(Plan):
         num_lanes, num_blocks = self.open_blocks, max(1, epochs.num_windows // block_windows)
         while num_lanes > num_blocks:
             num_lanes //= 2
-        return _BoundShuffledBlocks(self, epochs, min(block_windows, epochs.num_windows), num_lanes)
+        return BoundShuffledBlocks(self, epochs, min(block_windows, epochs.num_windows), num_lanes)
 
 
 class _Visit(NamedTuple):
@@ -107,7 +107,9 @@ _SEGMENT, _ROTATION, _PHASE, _NUM_WORDS = range(2 * NUM_ROUNDS, 2 * NUM_ROUNDS +
 
 
 @dataclass(frozen=True)
-class _BoundShuffledBlocks(BoundPlan):
+class BoundShuffledBlocks(BoundPlan):
+    """Shuffled blocks over a token axis of one length."""
+
     plan: ShuffledBlocks
     epochs: Epochs
     block_windows: int  # W
