@@ -31,6 +31,10 @@ class Read(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
 
 class StepReads(NamedTuple):
     """The reads of consecutive steps that none before them needed, in the order of their steps."""

@@ -7,16 +7,16 @@ from pathlib import Path
 from tokenloader.storage.kernel_advice import COMMON_READ_AHEAD_BYTES
 
 
-def announced_bytes(descriptor: int) -> int:
+def announced_bytes(descriptor: int, sys: Path = Path("/sys")) -> int:
     """Returns how many bytes of a file the kernel reads for one announcement; what goes beyond is ignored.
 
     That is the greater of the disk's read-ahead window and its largest request (mm/readahead.c of Linux).
     """
-    return _announced_bytes_of(os.fstat(descriptor).st_dev)
+    return _announced_bytes_of(os.fstat(descriptor).st_dev, sys)
 
 
 @cache
-def _announced_bytes_of(device: int, sys: Path = Path("/sys")) -> int:
+def _announced_bytes_of(device: int, sys: Path) -> int:
     name = f"{os.major(device)}:{os.minor(device)}"
     disk = sys / "dev" / "block" / name
     found = [COMMON_READ_AHEAD_BYTES >> 10]
