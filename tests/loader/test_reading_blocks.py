@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import eventually, make_mesh, planned_rows, random_tokens
+from helpers import eventually, make_mesh, planned_rows, random_tokens, run_python
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from token_files import fill_with, write_npy
@@ -250,6 +250,21 @@ def test_a_thread_that_the_system_does_not_give_is_an_error_at_next_and_the_next
         assert_batches(loader, BLOCKS, 3)
 
 
+@pytest.mark.parametrize("is_over_a_network", [False, True])
+def test_a_program_that_ends_in_mid_run_ends_at_once_and_says_nothing(path, is_over_a_network):
+    printed = run_python(f"""
+import threading
+import tokenloader as tl
+from tokenloader.storage import mapped
+mapped.is_over_a_network = lambda name: {is_over_a_network}
+plan = tl.ShuffledBlocks(seed=1, block_tokens=10_000, open_blocks=16)
+loader = tl.TokenLoader(tl.open_tokens({str(path)!r}), 8, 99, plan=plan)
+next(loader)
+print(sum(thread.name == "tokenloader-read" for thread in threading.enumerate()))
+""")
+    assert printed == ("16\n" if is_over_a_network else "1\n")
+
+
 # Errors of the plan
 
 
@@ -286,18 +301,18 @@ class BoundWrong(tl.BoundPlan):
 
 def reads_that(start, stop, at=5):
     """Reads of [0, 100), and of one sample another."""
-    return lambda samples: np.where((samples % 4096 == at)[:, None], [start, stop], [0, 100])
+    return lambda samples: np.where((samples % 16384 == at)[:, None], [start, stop], [0, 100])
 
 
 @pytest.mark.parametrize("transform", [None, tl.next_token])  # one by one, and in groups
-@pytest.mark.parametrize("first_sample", [0, 4096 * 9])  # planned at once, and in mid-run
+@pytest.mark.parametrize("first_sample", [0, 16384 * 3])  # planned at once, and in mid-run
 @pytest.mark.parametrize(
     ("wrong", "error", "named"),
     [
-        (lambda samples: samples, ValueError, r"Wrong\(\): reads returned int64\[4096\] for 4096 samples"),
-        (lambda samples: np.zeros((4096, 2)), ValueError, r"Wrong\(\): reads returned float64\[4096, 2\]"),
+        (lambda samples: samples, ValueError, r"Wrong\(\): reads returned int64\[16384\] for 16384"),
+        (lambda samples: samples * 0.5, ValueError, r"Wrong\(\): reads returned float64\[16384\]"),
         (lambda samples: 1 // 0, ZeroDivisionError, "integer division"),
-        (reads_that(-1, 10), ValueError, r"Wrong\(\): reads returned \[-1, 10\) for sample (5|36869);"),
+        (reads_that(-1, 10), ValueError, r"Wrong\(\): reads returned \[-1, 10\) for sample (5|49157);"),
         (reads_that(7, 7), ValueError, r"reads returned \[7, 7\) for sample"),
         (reads_that(7, N + 1), ValueError, r"\[7, 200,001\) for sample \d+; .* <= 200,000"),
     ],

@@ -195,10 +195,10 @@ def test_processes_that_hold_rows_of_different_lanes_read_different_blocks():
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (lambda samples: samples, r"reads returned int64\[4096\] for 4096 samples; .* \[4096, 2\]"),
-        (lambda samples: np.ones((len(samples), 2)), r"reads returned float64\[4096, 2\] for 4096"),
-        (lambda samples: [[0, 7]] * 4000, r"reads returned int64\[4000, 2\] for 4096"),
-        (lambda samples: [[0, 7]] * 4000 + [[0, 8]] * 96, r"reads returned \[0, 8\) for sample 4000;.* 7"),
+        (lambda samples: samples, r"reads returned int64\[16384\] for 16384 samples; .* \[16384, 2\]"),
+        (lambda samples: np.ones((len(samples), 2)), r"reads returned float64\[16384, 2\] for 16384"),
+        (lambda samples: [[0, 7]] * 4000, r"reads returned int64\[4000, 2\] for 16384"),
+        (lambda samples: [[0, 7]] * 4000 + [[0, 8]] * 12384, r"reads returned \[0, 8\) for sample 4000;"),
     ],
 )
 def test_a_plan_whose_reads_are_not_one_range_of_tokens_a_sample_is_an_error_that_names_it(given, named):

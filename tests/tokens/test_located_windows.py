@@ -172,6 +172,14 @@ def test_windows_are_over_a_network_where_a_file_is(tmp_path, monkeypatch, name)
     assert not open_tokens(TOKENS).locate([0], 1).is_over_a_network
 
 
+def test_the_type_of_a_file_system_is_asked_for_once_however_many_files_are_on_it(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("tokenloader.storage.mapped.file_system_type", asked.append)
+    tokens = open_tokens(sharded(tmp_path, TOKENS)[0])
+    assert not tokens.locate([0], 1).is_over_a_network
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("start", [0, 2, 895])
 def test_the_first_page_of_the_first_window_is_looked_for_in_the_page_cache(tmp_path, start):
     class Asked(RecordingKernel):
