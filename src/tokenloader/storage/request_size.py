@@ -1,7 +1,6 @@
 """Request size: how much of a file one announcement has read, by the settings of its disk."""
 
 import os
-from functools import cache
 from pathlib import Path
 
 from tokenloader.storage.kernel_advice import COMMON_READ_AHEAD_BYTES
@@ -12,12 +11,8 @@ def announced_bytes(descriptor: int, sys: Path = Path("/sys")) -> int:
 
     That is the greater of the disk's read-ahead window and its largest request (mm/readahead.c of Linux).
     """
-    return _announced_bytes_of(os.fstat(descriptor).st_dev, sys)
-
-
-@cache
-def _announced_bytes_of(device: int, sys: Path) -> int:
-    name = f"{os.major(device)}:{os.minor(device)}"
+    device = os.fstat(descriptor).st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"  # another mount's, when this one has gone
     disk = sys / "dev" / "block" / name
     found = [COMMON_READ_AHEAD_BYTES >> 10]
     for setting in (
