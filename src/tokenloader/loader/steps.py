@@ -78,7 +78,9 @@ def plan_reads(
         first = np.sort(order[np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))])
         new = []
         for row, (start, stop) in zip(first.tolist(), reads[first].tolist(), strict=True):
-            if recent.pop((start, stop), True):
+            if (start, stop) in recent:
+                del recent[start, stop]  # and to the end
+            else:
                 new.append(Read(step + row // len(rows), start, stop))
             recent[start, stop] = None
         yield StepReads(step + len(samples) // len(rows), new)
