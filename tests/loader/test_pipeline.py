@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from helpers import OverProcesses, RecordedTokens, naive_gather
 from jax.sharding import SingleDeviceSharding
+from token_files import write_npy
 
-from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs, open_tokens
+from tokenloader import RandomWindows, SequentialWindows, ShuffledBlocks, ShuffledEpochs, open_tokens
 from tokenloader.loader.pipeline import produce
 from tokenloader.loader.read_ahead import GROUPS_WITHOUT_MISS
 from tokenloader.loader.sharding import resolve_sharding
@@ -29,6 +30,43 @@ def blocks_of(tokens, plan, batch_size, stop_step, *, group=1, counters=None, **
     placement = resolve_sharding(None, batch_size, T)
     cursor = Cursor(plan.bind(N, T), BatchSizeSchedule.constant(batch_size), 0, stop_step)
     return produce(tokens, cursor, placement, group, counters or Counters(), **injected)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """TOKENS in a file."""
+    return write_npy(tmp_path / "t.npy", TOKENS)
+
+
+BLOCKS = ShuffledBlocks(seed=0, block_tokens=90, open_blocks=4)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_blocks_are_loaded_before_the_gather_of_their_step_and_no_window_is_announced(path, group):
+    recorded = RecordedTokens(path, cached=False)
+    for _ in blocks_of(recorded.tokens, BLOCKS, 2, 100, group=group):
+        pass
+    assert recorded.asked("prefetch") == []
+    loaded = set()
+    for kind, starts, length in recorded.log:
+        if kind == "load":
+            assert (starts[0], length) not in loaded
+            loaded.add((starts[0], length))
+        else:
+            for start in starts:
+                assert any(at <= start and start + T + 1 <= at + size for at, size in loaded)
+    assert len(loaded) > 20
+
+
+def test_windows_are_announced_after_a_fault_where_blocks_are_read(path):
+    # Of a block that was evicted before its time.
+    faults = itertools.chain([0, 0] * 100, [0, 1], itertools.repeat(0))
+    recorded = RecordedTokens(path)
+    counters = Counters(count_faults=faults.__next__)
+    for _ in blocks_of(recorded.tokens, BLOCKS, 2, 200, ahead_windows=16, counters=counters):
+        pass
+    assert len(recorded.asked("prefetch")) == GROUPS_WITHOUT_MISS
+    assert recorded.asked("prefetch")[0] == recorded.asked("gather")[101 + 8]
 
 
 def test_each_step_is_announced_once_in_order_and_well_before_it_is_gathered():
