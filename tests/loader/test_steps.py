@@ -1,12 +1,20 @@
 """Steps: the plan at each step's own samples, for the rows that this process holds."""
 
+import itertools
 from itertools import islice
 
 import numpy as np
 import pytest
 
 from tokenloader import BoundPlan, RandomWindows, SequentialWindows, ShuffledBlocks, ShuffledEpochs
-from tokenloader.loader.steps import PLANNED_SAMPLES, REMEMBERED_READS, Read, plan_reads, plan_steps
+from tokenloader.loader.steps import (
+    PLANNED_READS,
+    PLANNED_SAMPLES,
+    REMEMBERED_SAMPLES,
+    Read,
+    plan_reads,
+    plan_steps,
+)
 from tokenloader.plans.cursor import BatchSizeSchedule, Cursor
 
 N, T = 1000, 9
@@ -156,23 +164,25 @@ def test_a_plan_whose_windows_are_read_by_themselves_has_no_reads(plan):
     assert list(plan_reads(cursor_at(plan, 5), np.arange(5), N)) == []
 
 
-def test_a_read_comes_again_when_as_many_others_were_needed_as_are_remembered():
-    # Each sample has a read of its own, but every hundredth one the first's, until it is needed no more.
+def test_a_read_comes_again_when_it_was_not_needed_for_as_many_samples_as_are_remembered():
+    # Each sample has a read of its own, but every 10,000th the first's, until it is needed no more.
     def reads(samples):
-        is_first = (samples % 100 == 0) & (samples < 40_000) | (samples == 70_000)
+        is_first = (samples % 10_000 == 0) & (samples < 100_000) | (samples == 200_000)
         starts = np.where(is_first, 0, samples)
         return np.stack([starts, starts + 1], axis=1)
 
-    cursor = Cursor(Mine(None, reads), ENDLESS(1), 0, 80_000)
+    cursor = Cursor(Mine(None, reads), ENDLESS(1), 0, 210_000)
     steps = [read.step for some in plan_reads(cursor, np.arange(1), 10**6) for read in some.reads]
-    assert steps == [step for step in range(80_000) if not step or step % 100 or step >= 40_000]
-    assert 40_000 + REMEMBERED_READS < 70_000
+    assert steps == [step for step in range(210_000) if not step or step % 10_000 or step >= 100_000]
+    assert 90_000 + REMEMBERED_SAMPLES + PLANNED_READS < 200_000
 
-    def all_ever(samples):
-        return np.stack([samples % 10_000, samples % 10_000 + 1], axis=1)
 
-    cursor = Cursor(Mine(None, all_ever), ENDLESS(1), 0, 50_000)
-    assert sum(len(some.reads) for some in plan_reads(cursor, np.arange(1), 10**6)) == 10_000
+def test_open_blocks_are_read_once_however_many():
+    plan, num_tokens = ShuffledBlocks(3, block_tokens=2 * T, open_blocks=50_000), 4 * 50_000 * T
+    cursor = Cursor.begin(plan.bind(num_tokens, T), 100)
+    some = itertools.islice(plan_reads(cursor, np.arange(100), num_tokens), 10)
+    reads = [read[1:] for part in some for read in part.reads]
+    assert len(reads) == len(set(reads)) > 50_000
 
 
 def test_processes_that_hold_rows_of_different_lanes_read_different_blocks():

@@ -91,10 +91,10 @@ def _send(
     counters.task = "reading", located
     with TraceAnnotation("tokenloader.gather"), counters.gathering:
         blocks.wait_for(group.last_step)
-        faults_before = counters.count_faults()
+        faults, reads = counters.count_faults(), counters.count_reads()
         block = windows.copy()
-        if faults := counters.count_faults() - faults_before:
-            counters.major_page_faults += faults
+        counters.major_page_faults += counters.count_faults() - faults
+        if counters.count_reads() > reads:  # of pages that nobody had announced, or that were evicted
             ahead.missed()
     counters.task = "sending", located
     with TraceAnnotation("tokenloader.transfer"), counters.transferring:

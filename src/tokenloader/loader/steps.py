@@ -1,7 +1,6 @@
 """Steps: the windows and reads of each step of a run, computed from its cursor, many at a time. No jax."""
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +14,8 @@ PLANNED_SAMPLES = 4096
 # Each computation looks at all blocks that are open: 1,024 in 4,096 samples take 0.3 us a sample, in 16,384
 # 0.2.
 PLANNED_READS = 1 << 14
-# More than the blocks that a plan has open: 1,024 by default.
-REMEMBERED_READS = 1 << 14
+# More than the blocks that a plan has open, 1,024 by default: each is needed once in as many samples.
+REMEMBERED_SAMPLES = 1 << 16
 
 
 class Step(NamedTuple):
@@ -65,10 +64,11 @@ def plan_reads(
 ) -> Iterator[StepReads]:
     """Yields the plan's reads from a cursor on, some steps at a time.
 
-    A read comes again where it was last needed REMEMBERED_READS other reads ago. Ends with the plan; at
+    A read comes again where no sample of the last REMEMBERED_SAMPLES needed it. Ends with the plan; at
     once, if the plan has each window read by itself.
     """
-    recent: dict[tuple[int, int], None] = {}  # the least recently needed first
+    recent: dict[tuple[int, int], int] = {}  # when it was needed, in samples; the least recent one first
+    now = 0
     for step, samples in _samples_of_steps(cursor, rows, planned_samples):
         reads = checked_reads(cursor.plan, samples, num_tokens)
         if reads is None:
@@ -82,10 +82,11 @@ def plan_reads(
                 del recent[start, stop]  # and to the end
             else:
                 new.append(Read(step + row // len(rows), start, stop))
-            recent[start, stop] = None
+            recent[start, stop] = now
         yield StepReads(step + len(samples) // len(rows), new)
-        for old in list(islice(recent, max(0, len(recent) - REMEMBERED_READS))):
-            del recent[old]
+        now += len(samples)
+        while recent[oldest := next(iter(recent))] < now - REMEMBERED_SAMPLES:
+            del recent[oldest]
 
 
 def _samples_of_steps(
