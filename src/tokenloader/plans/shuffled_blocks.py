@@ -1,25 +1,29 @@
 """ShuffledBlocks: every window of an epoch exactly once, near-random, at the speed of large reads.
 
-The n windows of an epoch are cut into blocks of W, the last one shorter. An axis has the blocks one after
-the other, in an order of the epoch's own. The axis is cut into G lanes of equal length (the first n % G are
-one window longer), and samples are dealt from the lanes in turn: sample i of an epoch is of lane i % G.
+The n windows of an epoch are cut into blocks of W windows, the last one shorter. The blocks are put end to
+end in a random order of the epoch's own, the short one last; the places of windows in that order are
+positions 0 to n - 1. They are cut into G lanes of equal length (the first n % G are one longer), and
+samples are dealt from the lanes in turn: sample i of an epoch is of lane i % G, and a round has one of
+each lane.
 
-    axis     | block 7   | block 2   | block 9   | block 0   | block 4   |  in keyed order, n positions
-    lanes    |         lane 0            |          lane 1           | ...  G of them
-    visits     7 8 9 A 0 1 2 3 4 5 6 ...   9 A B 0 1 2 3 4 5 6 7 8 ...      0: the lane's first
+    blocks   |    3    |    2    |    6    |    0    |    5    |    1    |    4    |7|  n = 36, W = 5
+    lanes    |        lane 0         |        lane 1         |        lane 2         |  G = 3
+    rounds    0 1 2 3 4 5 6 7 8 9 A B 8 9 A B 0 1 2 3 4 5 6 7 8 9 A B 0 1 2 3 4 5 6 7   of each position
 
-Each lane begins inside itself and goes around once. The place is chosen so that lane j enters a new block
-in the rounds r with (r + j * W // G) % W == 0, until it goes around, and then in rounds as many later for
-all; and so that the lanes go around at an even rate over the whole epoch. So G blocks are open at any time,
-and lanes come to the ends of their blocks one by one: of 4,000 lengths with four blocks a lane or more, in
-the rounds that open 20 on average at most 41 opened, 24 in the median. But an epoch begins with all G.
+Each lane begins at a position inside it and goes around once. This position is chosen so that lane j
+enters new blocks in the rounds r with (r + j * W // G) % W == 0 until it goes around, and from then on as
+many rounds later as it is long; and so that lanes go around at an even rate over the whole epoch. So G
+blocks are open at any time, and lanes come to the ends of their blocks one by one. For 4,000 values of n,
+with four blocks a lane or more, the number of blocks that open in rounds which open 20 on average was 41
+at most; the median over n of its maximum was 24. But an epoch begins by opening G blocks at once.
 
-A segment is what a lane visits of a block in one go: all of it, or a part, where an end of the lane or its
-first place cuts the block. The windows of a segment are in a keyed order among themselves. So a segment is
-read once, and all that is read is used: in an epoch n windows, and one token more for each segment. Rows of
-a batch, as many as there are lanes, are of different segments.
+A segment is what a lane visits of a block in one go: all of it, or the part that an end of the lane or its
+first position cuts off. The windows of a segment come in a random order. A segment is read as a whole,
+once, and all of it is used: an epoch reads n windows, and one token more for each segment. The rows of a
+batch, if they are no more than the lanes, are of different segments.
 
-At last all windows are rotated by an amount of the epoch's own, which moves cuts and the short block.
+At last all windows are rotated by an amount of the epoch's own, so that each epoch cuts blocks elsewhere
+in the file. Random orders are keyed permutations: sample i is computed without the samples before it.
 """
 
 import math
@@ -43,19 +47,19 @@ _MAX_BLOCK_TOKENS, MAX_OPEN_BLOCKS = 2**40, 2**24  # their product is below 2**6
 class ShuffledBlocks(Plan):
     """Every window of an epoch exactly once, near-random, at the speed of large reads.
 
-    For slow disks, network file systems and buckets. An epoch has the windows of `ShuffledEpochs`. Blocks
-    of consecutive windows are shuffled, and so are the windows of each block; `open_blocks` of the blocks
-    are in use at a time, and each row of a batch is of another of them, up to open_blocks rows. A block is
-    read once and stays in the page cache while it is in use: with the defaults and uint16 that takes
-    512 MiB.
+    This plan is for slow disks, network file systems and buckets. An epoch has the windows of
+    `ShuffledEpochs`. Blocks of consecutive windows are shuffled, and so are the windows of each block;
+    `open_blocks` of the blocks are in use at a time, and rows of a batch, up to open_blocks of them, are
+    of different blocks. A block is read once and stays in the page cache while it is in use: with the
+    defaults and uint16 that takes 512 MiB.
 
     Args:
         seed: 0 <= seed < 2**64. Orders and phases are hashes of (seed, epoch).
         block_tokens: tokens in a block, 1 to 2**40, rounded down to whole windows. Below two windows the
             plan is ShuffledEpochs(seed, num_epochs). 2**18 tokens of uint16 are reads of 512 KiB.
-        open_blocks: blocks in use at a time, 1 to 2**24. Where the tokens have fewer, it is halved until
-            they have as many. Processes read different blocks where it is a multiple of the batch size, and
-            in a Mixture of each source's rows in a batch. docs/plans.md says how to choose both.
+        open_blocks: blocks in use at a time, 1 to 2**24; halved until the tokens have as many. Processes
+            read different blocks where it is a multiple of the batch size, and in a Mixture of each
+            source's rows in a batch. docs/plans.md says how to choose block_tokens and open_blocks.
         num_epochs: epochs after which the plan ends; None: it never does. The order does not depend on
             it. A last batch that would not be full is left out.
 
