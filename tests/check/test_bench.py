@@ -90,8 +90,8 @@ def test_shuffled_blocks_are_not_measured_where_the_file_stays_in_the_cache(path
 @pytest.mark.parametrize(
     ("seq_len", "why"),
     [
-        (100, "the file is too small to tell: it has 4 blocks of 262,144 tokens, of which 1,024 "),
-        (200_000, "windows of 200,000 tokens are as large as its blocks of 262,144"),
+        (100, "the file is too small to tell: it has 4 blocks of 262,144 tokens; expected 2,048, "),
+        (200_000, "blocks of 262,144 tokens hold fewer than two windows of 200,000"),
     ],
 )
 def test_a_file_of_fewer_blocks_than_are_open_tells_nothing_of_shuffled_blocks(path, seq_len, why):

@@ -6,8 +6,8 @@ which a virtual disk may have. Warm are the same batches once more, now that the
 batch is waited for, so that its transfer and its transform are in the time.
 
 ShuffledBlocks is measured cold, after the file is dropped once more, and in its first epoch, which reads
-no block twice. At first it opens a block with each sample; the speed is that of the batches after these,
-as of the rest of the epoch. Random windows come before it: of the file they read so little that a cache
+no block twice. Its first samples open a block each; the speed is that of the batches after them, as it is
+for the rest of the epoch. Random windows are measured before: they read so little of the file that a cache
 below the page cache is no help to the blocks.
 """
 
@@ -35,9 +35,9 @@ _STILL_CACHED = 0.05  # more of the pages: another process has them mapped, or t
 _FIRST_BATCHES = 3  # not measured: the transform is compiled
 _COLD_SEED, _OTHER_SEED = 0, 1
 _SHUFFLED = ShuffledBlocks(_COLD_SEED)
-# Where lanes are short, a sample has less than a window read: 0.83 with 1,100 blocks, 0.90 with 1,500.
-_LEAST_BLOCKS = 2  # times those that are open
-_OPENING_TIMES = 10  # the time of a measurement, at most, for the first blocks to be opened
+# Of few blocks, less than a window is read for each sample: 0.83 with 1,100 blocks, 0.90 with 1,500.
+_LEAST_BLOCKS = 2  # times open_blocks
+_OPENING_TIMES = 10  # most time for opening the first blocks, in times that of a measurement
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Bench:
     warm: Speed
     shuffled_blocks: Speed | None  # cold, once its first blocks are open; None: not measured
     why_not_shuffled_blocks: str | None  # the reason for that
-    opening_seconds: float | None  # that the batches took that open its first blocks, not in its speed
+    opening_seconds: float | None  # of the batches that open its first blocks; not in its speed
 
 
 def drop_from_cache(extents: Sequence[Extent]) -> str | None:
@@ -133,12 +133,12 @@ def bench(
         for _ in range(2):  # because the first touch of a mapped page costs something too
             with loader_of(tokens, plan) as loader:
                 warm = _measure(loader, seconds, again, cold=False)
-    del tokens, loader
+    del tokens, loader  # what is mapped cannot be dropped
     speed, opening_seconds = None, None
     why_no_blocks = why_not or why_too_small or drop_from_cache(extents)
     if why_no_blocks is None:
         with open_again() as tokens, loader_of(tokens, shuffled) as loader:
-            opening_seconds = _skip(loader, first, _OPENING_TIMES * seconds)
+            opening_seconds = _skip_to(loader, first, _OPENING_TIMES * seconds)
             if loader.step == first:
                 speed = _measure(loader, seconds, stop - first, cold=True)
             else:
@@ -162,29 +162,29 @@ def bench(
 def _cold_steps(
     plan: ShuffledBlocks, num_tokens: int, batch_size: int, seq_len: int
 ) -> tuple[int, int, str | None]:
-    """Returns the steps [first, stop) of an epoch after its first blocks are open, or why not."""
+    """Returns the steps [first, stop) of an epoch after those that open its first blocks, or why not."""
     bound = plan.bind(num_tokens, seq_len)
     if not isinstance(bound, BoundShuffledBlocks):
-        return 0, 0, f"windows of {seq_len:,} tokens are as large as its blocks of {plan.block_tokens:,}"
+        return 0, 0, f"blocks of {plan.block_tokens:,} tokens hold fewer than two windows of {seq_len:,}"
     first, stop = -(-bound.num_lanes // batch_size), bound.epochs.num_windows // batch_size
     num_blocks = -(-bound.epochs.num_windows // bound.block_windows)
     least = _LEAST_BLOCKS * plan.open_blocks
     if num_blocks >= least and first < stop:
         return first, stop, None
-    why = f"it has {num_blocks:,} blocks of {plan.block_tokens:,} tokens, of which {plan.open_blocks:,}"
-    return 0, 0, f"the file is too small to tell: {why} are open; {least:,} would tell"
+    found = f"it has {num_blocks:,} blocks of {plan.block_tokens:,} tokens"
+    return 0, 0, f"the file is too small to tell: {found}; expected {least:,}, twice those kept open"
 
 
-def _skip(loader: TokenLoader[Batch], num_steps: int, most_seconds: float) -> float:
-    """Takes so many batches, while there is time; returns how long that took."""
+def _skip_to(loader: TokenLoader[Batch], step: int, most_seconds: float) -> float:
+    """Takes batches up to a step, while there is time; returns the seconds that took."""
     began = time.perf_counter()
-    while (elapsed := time.perf_counter() - began) < most_seconds and loader.step < num_steps:
+    while (elapsed := time.perf_counter() - began) < most_seconds and loader.step < step:
         jax.block_until_ready(next(loader))
     return elapsed
 
 
 def _measure(loader: TokenLoader[Batch], seconds: float, most: int | None, *, cold: bool) -> Speed:
-    """Takes batches for some time, `most` at most, and measures the loader meanwhile."""
+    """Takes batches for so many seconds, `most` of them at most, and measures the loader meanwhile."""
     before, began = loader.stats, time.perf_counter()
     for batch in loader:
         jax.block_until_ready(batch)

@@ -40,7 +40,7 @@ def command(sources: Sources, batch_size: int, seq_len: int, seconds: float, as_
 
     Random windows go through TokenLoader to the default device: first cold, after this file (and no
     other) has been dropped from the page cache, which needs no privileges; then the same windows
-    warm. At last, cold again, the plan ShuffledBlocks, which makes large reads. A sentence says what
+    warm; at last, cold again, the plan ShuffledBlocks, which makes large reads. A sentence says what
     limits each.
 
     \b
