@@ -1,14 +1,15 @@
 """slow: on a slow disk, how near does a near-random order come to reads in file order?
 
-Each turn runs in a process of its own, in a control group that holds its reads of the disk to a number and
-to bytes a second (see disk_limits), with the page cache dropped before it (needs root). Batches of 32x1024
-are waited for on the device. The beginning is timed by itself: the first batch, and the windows during
-which ShuffledBlocks opens all its blocks. Counting starts when half as many more have come and 5 seconds
-are over. A turn ends with its epoch at the latest, so that each window comes from the disk. The file should
-be much larger than the open blocks; one of less than a few GiB is in memory before counting starts.
+Each turn runs in a process of its own, in a control group that holds its reads of the disk to so many
+requests and bytes a second (see disk_limits), with the page cache dropped before it (needs root). Batches
+of 32x1024 are waited for on the device. The beginning is timed by itself: the first batch, and the windows
+during which ShuffledBlocks opens all its blocks. Counting starts when half as many more have come and 5
+seconds are over. A turn ends with its epoch at the latest, so that each window comes from the disk. The
+file should be much larger than the open blocks; one of less than a few GiB is in memory before counting
+starts.
 
 fio reads the file in order, 1 MiB at a time: 8 at once past the page cache, and one by one through it. Its
-bytes are told as windows of 2,048, as many as each window adds. The group counts requests and bytes.
+bytes are told as windows of 2,048, which is what each window adds. The group counts requests and bytes.
 
 ShuffledBlocks has one more turn, in a group that is also held to 1.5 GiB of memory beyond what the process
 has when it joins; the page cache counts. Counting starts when that is full. Where blocks are then evicted

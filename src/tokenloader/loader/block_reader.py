@@ -1,12 +1,14 @@
-"""BlockReader: has what a plan reads as a whole in the page cache by the time of its step.
+"""BlockReader: reads a plan's blocks into the page cache, ahead of the steps that need them.
 
 Blocks are announced to the kernel in the order of the steps that need them first, on threads of their own,
 because an announcement may wait. On a disk whose queue is full it waits for a place. On FUSE it waits
 where 12 requests are under way (max_background), and where the file system does not read asynchronously
 (gcsfuse), for its answer: 64 blocks of 512 KiB at 10 ms a request took one thread 4 s, 16 threads 0.2 s.
-Whoever gathers a step waits until its blocks are announced, and by touching their pages for those.
+Whoever gathers a step waits until its blocks are announced, and then for those of its pages that have not
+come yet, by copying them.
 
-The threads hold the queue and not the BlockReader: an abandoned one is collected, and ends them.
+The threads hold the queue and not the BlockReader: an abandoned BlockReader is collected, and that ends
+them.
 """
 
 import threading
@@ -23,10 +25,10 @@ from tokenloader.loader.steps import Read, StepReads
 from tokenloader.tokens.located_windows import LocatedWindows
 from tokenloader.tokens.token_array import TokenArray
 
-# Blocks are read as many steps ahead as have so many windows, or bytes of them. Blocks open at an even
-# rate, so that is also what is read ahead; more where an epoch begins, and all of its blocks open.
+# Blocks are read as many steps ahead as have so many windows, or so many bytes of windows. Blocks open at
+# an even rate, so as many bytes of blocks are read ahead; more where an epoch begins by opening all lanes.
 _AHEAD_WINDOWS, _AHEAD_BYTES = 1 << 15, 64 << 20
-_MOST_AHEAD_BYTES = 512 << 20  # of blocks, whatever their steps
+_MOST_AHEAD_BYTES = 512 << 20  # of blocks of later steps, however near
 _NUM_THREADS, _NUM_THREADS_OVER_A_NETWORK = 1, 16
 
 # What the threads wait for: tokens to read, and what tells that this is done; None ends a thread.
@@ -39,7 +41,7 @@ class BlockReader:
     Args:
         plan: the blocks, in the order of their steps.
         ahead_steps: how many steps ahead, 1 or more.
-        most_ahead_bytes: of blocks of later steps; the last of them may go beyond.
+        most_ahead_bytes: most bytes of blocks of later steps; the last block may go beyond.
 
     Attributes:
         has_blocks: whether the plan reads any.
@@ -58,7 +60,7 @@ class BlockReader:
         self._planned: deque[Read] = deque()  # and not submitted yet
         self._submitted: deque[tuple[Read, Future[None]]] = deque()  # and not waited for yet
         self._submitted_tokens = 0
-        self._stop_step: int | None = 0  # the first that is not planned; None: none is
+        self._stop_step: int | None = 0  # the first that is not planned; None: all are
         self._plan_more()
         self.has_blocks = self._stop_step is not None
         self._queue: _Queue | None = None

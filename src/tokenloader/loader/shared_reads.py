@@ -1,4 +1,4 @@
-"""Shared reads: how much more than they need processes read, where rows of a block change between them.
+"""Shared reads: how many times what they need processes read, where a block has windows in rows of several.
 
 A process reads each block whole that its rows have a window of. Where the windows of a block are multiples
 of batch_size samples apart, all are in one row, and the block is read for that row alone. Processes that
@@ -32,8 +32,8 @@ def warn_of_shared_reads(
 ) -> None:
     """Warns where processes read more than they need of a plan, and names sizes with which they do not.
 
-    Not of SequentialWindows, whose rows side by side are of one block with any sizes in use; nor of tokens
-    in RAM, which are read anyhow.
+    Nothing warns of SequentialWindows, whose neighbouring rows are of one block with all usual sizes, nor
+    of tokens in RAM, which each process reads as a whole anyhow.
     """
     batch_size, seq_len = placement.batch_size, placement.seq_len
     if tokens.residency == "ram" or isinstance(_without_mixtures(plan)[1], SequentialWindows):
@@ -73,10 +73,11 @@ def rows_held(sharding: Sharding, batch_size: int, seq_len: int) -> NDArray[np.b
 
 
 def read_factor(plan: BoundPlan, held: NDArray[np.bool_], batch_size: int, num_tokens: int) -> float:
-    """Returns how many times what they need processes read, which hold parts of rows; see `rows_held`.
+    """Returns how many times what they need processes read that hold parts of rows; see `rows_held`.
 
-    Of the plan's first samples. Each block counts by how many of those are of it, so that one of which
-    they have only the end counts for little. Where blocks last longer than that, it is a lower bound.
+    The plan's first samples are looked at. Each block counts by how many of them are of it, so that a
+    block of which they have only the end counts for little. Where a block has windows beyond these
+    samples, the factor is a lower bound.
     """
     most = _STRETCH if plan.num_samples is None else min(_STRETCH, plan.num_samples)
     samples = np.arange(max(1, most // batch_size) * batch_size)
@@ -95,7 +96,7 @@ def read_factor(plan: BoundPlan, held: NDArray[np.bool_], batch_size: int, num_t
 
 
 def samples_apart(plan: BoundPlan) -> int | None:
-    """Returns a number of samples of which all distances of windows of a block are multiples.
+    """Returns a number that divides the distance, in samples, of any two windows of one block.
 
     None: there is none but 1, or the plan is not known.
     """
@@ -126,8 +127,8 @@ def batch_sizes_near(batch_size: int, apart: int, num_parts: int) -> list[int]:
 def blocks_near(plan: Plan, num_tokens: int, batch_size: int, seq_len: int) -> dict[str, int]:
     """Returns the nearest arguments of ShuffledBlocks that keep the windows of a block in one row.
 
-    Those of open_blocks and block_tokens that differ from the plan's; {} if there are none. Blocks are
-    halved until the tokens have as many as are to be open.
+    The arguments are those of open_blocks and block_tokens that differ from the plan's; {} if there are
+    none. Blocks are halved until the tokens have as many as are to be open.
     """
     mixtures, plan = _without_mixtures(plan)
     if not isinstance(plan, ShuffledBlocks):

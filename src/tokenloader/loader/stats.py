@@ -40,9 +40,9 @@ def count_page_faults() -> int:
 
 
 def count_disk_reads() -> int:
-    """Returns the disk blocks that the calling thread had read so far; 0 where the system does not tell.
+    """Returns how many disk blocks the calling thread has asked for; 0 where the system does not tell.
 
-    Not those that it waited for, and another thread had announced; page faults count these too.
+    What another thread had announced is not counted, even if this one waited for it; page faults count it.
     """
     return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock if sys.platform == "linux" else 0
 

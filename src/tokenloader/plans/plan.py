@@ -96,8 +96,8 @@ class BoundPlan(ABC):
         """Returns the tokens [start, stop) to be read as a whole before each sample: int64 [n, 2].
 
         A sample's window lies in its read. Samples that share a read have equal rows, and the loader has it
-        read once, in large requests, before the first of them. None, for whatever samples: each window is
-        read by itself.
+        read once, in large requests, before the first of them. A plan that returns None does so for any
+        samples, and has each window read by itself.
         """
         return None
 

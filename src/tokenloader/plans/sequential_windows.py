@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tokenloader.plans.plan import BoundPlan, Plan, checked_samples, checked_window
 
-_READ_TOKENS = 2**18  # that are read at a time: 512 KiB of uint16
+_READ_TOKENS = 2**18  # of one read: 512 KiB of uint16
 
 
 @dataclass(frozen=True)
