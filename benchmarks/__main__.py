@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import cold, compare, cpu, first, gpu, memory, report, scale, train, warm
+from benchmarks import cold, compare, cpu, first, gpu, memory, report, scale, shuffle, train, warm
 
 PROGRAMS = {
     "warm": warm,
@@ -16,6 +16,7 @@ PROGRAMS = {
     "scale": scale,
     "cpu": cpu,
     "gpu": gpu,
+    "shuffle": shuffle,
     "report": report,
     "compare": compare,
 }
