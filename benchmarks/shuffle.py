@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
         "sizes": {name: blocks.sizes(num_windows, trainer.batch_size) for name, blocks in BLOCKS.items()},
         "orders": orders,
     }
-    quality = measure_quality(window_values(corpus, trainer), **shape)
+    quality = measure_quality(*window_values(corpus, trainer), **shape)
     result = {
         "question": (__doc__ or "").splitlines()[0],
         "cache": "nothing is timed",
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> None:
     measure.write_result("shuffle", result)
 
 
-def window_values(corpus: Corpus, trainer: Trainer) -> dict[str, np.ndarray]:
-    """Returns the loss and the features of each window of the whole corpus: float64 [num_windows] each.
+def window_values(corpus: Corpus, trainer: Trainer) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns loss and features of each window of the corpus, float64 [n], and its document's number.
 
     The loss is that of a model trained on a sample of the same windows, each seen once at most.
     """
@@ -66,4 +66,5 @@ def window_values(corpus: Corpus, trainer: Trainer) -> dict[str, np.ndarray]:
     params = trainer.train(tokens, tl.ShuffledEpochs(0), seed=0)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, T + 1)[::T][:num_windows]
     losses = trainer.window_losses(params, windows)
-    return {"loss": losses, **text_features(windows[:, 1:])}
+    documents = np.cumsum(tokens == corpus.end_of_text)[::T][:num_windows]
+    return {"loss": losses, **text_features(windows[:, 1:])}, documents

@@ -10,6 +10,9 @@ number of them that are of a sample's block, itself included, averaged over samp
 An epoch has n windows. `within` is the intraclass correlation; `between`, that of windows of different
 blocks, is the negative number that makes the sum over all pairs zero. c is 1 where each sample is of a
 block of its own, and grows with m to W at most. The measured ratio is over many epochs, each of a seed.
+
+Source: the design effect of a sample of clusters, Kish, "Survey Sampling" (1965), for clusters of which a
+part is drawn.
 """
 
 from __future__ import annotations
@@ -69,6 +72,16 @@ def intraclass_correlation(values: np.ndarray, block_windows: int) -> float:
     return float(weights @ by_distance[distances] / by_distance[0])
 
 
+def shuffle_documents(values: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """Returns the values as they were if the documents lay in random order: float64 [n].
+
+    Args:
+        documents: int [n], the number of the document of each window, rising.
+    """
+    places = np.random.default_rng(0).permutation(int(documents[-1]) + 1)
+    return values[np.argsort(places[documents], kind="stable")]
+
+
 def predicted_ratio(values: np.ndarray, num_samples: int, block_windows: int, open_blocks: int) -> float:
     """Returns the ratio of variances of a block shuffle, as the module's docstring derives it."""
     n, m = values.size, num_samples
@@ -116,9 +129,18 @@ def variances(
 
 
 def measure_quality(
-    named: dict[str, np.ndarray], batch_size: int, seq_len: int, num_epochs: int = NUM_EPOCHS
+    named: dict[str, np.ndarray],
+    documents: np.ndarray,
+    batch_size: int,
+    seq_len: int,
+    num_epochs: int = NUM_EPOCHS,
 ) -> dict[str, Any]:
-    """Returns correlations by block size, and ratios of variances by order, of named values [n]."""
+    """Returns correlations by block size, and ratios of variances by order.
+
+    Args:
+        named: values of each window, float64 [n].
+        documents: int [n], the number of the document of each window, rising.
+    """
     n = next(iter(named.values())).size
     values = np.stack(list(named.values()), axis=1)
     num_steps = [steps for steps in NUM_STEPS if 2 * steps * batch_size <= n]
@@ -150,12 +172,17 @@ def measure_quality(
         "num_epochs": num_epochs,
         "deviation": {name: float(f"{x.std():.4g}") for name, x in named.items()},
         "sizes": {order: blocks.sizes(n, batch_size) for order, blocks in BLOCKS.items()},
-        "intraclass_correlation": {
-            name: {size: round(intraclass_correlation(x, size), 4) for size in BLOCK_SIZES if size < n // 2}
-            for name, x in named.items()
+        "intraclass_correlation": {name: _by_block_size(x) for name, x in named.items()},
+        "with_documents_shuffled": {
+            name: _by_block_size(shuffle_documents(x, documents)) for name, x in named.items()
         },
         "variance_over_full_shuffle": rows,
     }
+
+
+def _by_block_size(values: np.ndarray) -> dict[int, float]:
+    sizes = [size for size in BLOCK_SIZES if 2 * size < values.size]
+    return {size: round(intraclass_correlation(values, size), 4) for size in sizes}
 
 
 def full_size_costs() -> list[dict[str, Any]]:

@@ -103,11 +103,11 @@ class Trainer:
         """Returns the mean loss of each window [n, seq_len + 1] in nats: float64 [n]."""
 
         @jax.jit
-        def losses(block: jax.Array) -> jax.Array:
+        def losses(params: Any, block: jax.Array) -> jax.Array:
             ids = block.astype("int32")
             return self._gpt2.loss_per_token(params, ids[:, :-1], ids[:, 1:], self.config).mean(axis=1)
 
-        parts = [np.asarray(losses(windows[i : i + 64])) for i in range(0, len(windows), 64)]
+        parts = [np.asarray(losses(params, windows[i : i + 64])) for i in range(0, len(windows), 64)]
         return np.concatenate(parts).astype(np.float64)
 
 

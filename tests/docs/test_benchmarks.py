@@ -87,7 +87,7 @@ def test_the_intraclass_correlation_is_the_mean_over_the_pairs_of_all_blocks(qua
 
 def test_the_variance_of_means_is_what_the_theory_says_of_each_order(quality):
     values = drifting(8000)
-    result = quality.measure_quality({"drift": values}, batch_size=8, seq_len=4, num_epochs=100)
+    result = quality.measure_quality({"drift": values}, np.arange(8000) // 16, 8, seq_len=4, num_epochs=100)
     rows = result["variance_over_full_shuffle"]
     assert {row["steps"] for row in rows} == {1, 10, 100}
     for row in rows:
@@ -96,6 +96,16 @@ def test_the_variance_of_means_is_what_the_theory_says_of_each_order(quality):
     assert ratios["ShuffledBlocks, default", 1] < 1.1 < 1.4 < ratios["ShuffledBlocks, few open", 1]
     assert ratios["ShuffledBlocks, default", 100] < ratios["ShuffledBlocks, few open", 100] / 2
     assert ratios["ShuffledBlocks, few open", 100] < ratios["SequentialWindows", 100] * 1.1
+    in_order, shuffled = result["intraclass_correlation"], result["with_documents_shuffled"]
+    assert shuffled["drift"][256] < 0.9 * in_order["drift"][256]
+
+
+def test_shuffled_documents_stay_whole_and_in_order_inside(quality):
+    documents = np.repeat(np.arange(20), 3)
+    shuffled = quality.shuffle_documents(np.arange(60.0), documents).reshape(20, 3)
+    assert (np.diff(shuffled) == 1).all()
+    firsts = shuffled[:, 0].tolist()
+    assert sorted(firsts) == list(range(0, 60, 3)) != firsts
 
 
 def test_features_are_of_the_bytes_of_each_window(quality):
