@@ -38,10 +38,11 @@ class Blocks(NamedTuple):
 
 FULL_SHUFFLE, FILE_ORDER = "ShuffledEpochs", "SequentialWindows"
 
-# The defaults; blocks eight times as large, as many open as a batch has rows; and blocks 16 times as large,
-# each shared by eight rows, so that no more is open than with the defaults.
+# The defaults; four times as many blocks open; as much open, in blocks eight times as large, one for each
+# row; and no more open than with the defaults, in blocks 16 times as large, each shared by eight rows.
 BLOCKS = {
     "ShuffledBlocks, default": Blocks(_OPEN_SHARE, _DEFAULT.open_blocks / FULL_BATCH_SIZE),
+    "ShuffledBlocks, more open": Blocks(4 * _OPEN_SHARE, 4 * _DEFAULT.open_blocks / FULL_BATCH_SIZE),
     "ShuffledBlocks, coarse": Blocks(4 * _OPEN_SHARE, 1.0),
     "ShuffledBlocks, few open": Blocks(_OPEN_SHARE, 1 / 8),
 }

@@ -143,16 +143,16 @@ def test_training_goes_on_after_the_runs_that_are_finished(quality, tmp_path):
     corpus = shuffle_training.Corpus(train=text, validation=text, end_of_text=1000)
     finished, trainer = tmp_path / "runs.jsonl", CountingTrainer()
     rows = shuffle_training.train_orders(corpus, trainer, 2, finished)
-    assert [row["validation_losses"] for row in rows] == [[1, 6], [2, 7], [3, 8], [4, 9], [5, 10]]
-    kinds = ["ShuffledEpochs", *["ShuffledBlocks"] * 3, "SequentialWindows"]
+    assert [row["validation_losses"] for row in rows] == [[i, i + 6] for i in range(1, 7)]
+    kinds = ["ShuffledEpochs", *["ShuffledBlocks"] * 4, "SequentialWindows"]
     assert trainer.plans == [(kind, seed) for seed in range(2) for kind in kinds]
 
     lines = finished.read_text().splitlines(keepends=True)
-    finished.write_text("".join(lines[:7]))
+    finished.write_text("".join(lines[:9]))
     trainer = CountingTrainer()
     after = shuffle_training.train_orders(corpus, trainer, 2, finished)
     assert trainer.plans == [("ShuffledBlocks", 1)] * 2 + [("SequentialWindows", 1)]
-    assert [row["validation_losses"] for row in after] == [[1, 6], [2, 7], [3, 1], [4, 2], [5, 3]]
+    assert [row["validation_losses"] for row in after] == [[1, 7], [2, 8], [3, 9], [4, 1], [5, 2], [6, 3]]
 
 
 def test_an_epoch_of_training_has_a_piece_of_each_document_in_order(quality):
