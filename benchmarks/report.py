@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> None:
     results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     sections = [(README, "results", results_section(results))]
     if "shuffle" in results:
-        sections.append((PLANS, "shuffle", shuffle_report.section(results["shuffle"])))
+        tables = shuffle_report.sections(results["shuffle"])
+        sections += [(PLANS, name, table) for name, table in tables.items()]
     for page, name, content in sections:
         updated = _between_markers(page, name, content)
         if not options.check:

@@ -11,10 +11,14 @@ from benchmarks.shuffle_orders import BLOCKS, FILE_ORDER, FULL_SHUFFLE
 SHOWN_BLOCKS = ["2", "8", "32", "128", "512", "2048"]
 
 
-def section(result: dict[str, Any]) -> str:
-    """The tables of docs/plans.md."""
-    parts = [loss_table(result), ratio_table(result["quality"]), correlation_table(result["quality"])]
-    return "\n\n".join("\n".join(lines) for lines in parts)
+def sections(result: dict[str, Any]) -> dict[str, str]:
+    """The tables of docs/plans.md, by the name of their markers."""
+    tables = {
+        "shuffle-losses": loss_table(result),
+        "shuffle-variances": ratio_table(result["quality"]),
+        "shuffle-correlations": correlation_table(result["quality"]),
+    }
+    return {name: "\n".join(lines) for name, lines in tables.items()}
 
 
 def loss_table(result: dict[str, Any]) -> list[str]:
