@@ -170,3 +170,15 @@ def test_an_epoch_of_training_has_a_piece_of_each_document_in_order(quality):
         assert (np.diff(piece[piece < 999]) == 1).all()
     with pytest.raises(SystemExit, match=r"33 windows; the corpus has 31: choose fewer --steps"):
         corpus.one_epoch(num_windows=33, seq_len=4)
+
+
+def test_the_plans_page_has_the_tables_of_the_committed_result(quality):
+    from benchmarks import shuffle_report
+
+    result = json.loads((ROOT / "benchmarks/results/shuffle.json").read_text())
+    page, sections = (ROOT / "docs/plans.md").read_text(), shuffle_report.sections(result)
+    for name, table in sections.items():
+        assert f"results -->\n{table}\n<!-- /{name} -->" in page, "python -m benchmarks report"
+    for row in result["training"]["orders"]:
+        losses = row["validation_losses"]
+        assert f"{np.mean(losses):.3f} ± {np.std(losses, ddof=1):.3f}" in sections["shuffle-losses"]
