@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import cold, compare, cpu, first, gpu, memory, report, scale, shuffle, train, warm
+from benchmarks import cold, compare, cpu, first, gpu, memory, report, scale, shuffle, slow, train, warm
 
 PROGRAMS = {
     "warm": warm,
     "cold": cold,
+    "slow": slow,
     "first": first,
     "train": train,
     "memory": memory,
@@ -21,7 +22,7 @@ PROGRAMS = {
     "compare": compare,
 }
 
-SIZED = ("warm", "cold", "first", "memory", "cpu", "gpu")  # programs with the option --gib
+SIZED = ("warm", "cold", "slow", "first", "memory", "cpu", "gpu")  # programs with the option --gib
 
 
 def main(arguments: list[str]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import shuffle_report
 from benchmarks.cold import FIO_WINDOWS
 from benchmarks.measure import RESULTS
+from benchmarks.slow import BLOCKS, EPOCHS, FIO, IN_ORDER
 
 README = Path(__file__).parent.parent / "README.md"
 PLANS = README.parent / "docs" / "plans.md"
@@ -95,6 +96,21 @@ def cold(result: dict[str, Any]) -> str:
     return f"{result['gib']:.2f} GiB on disk, page cache dropped | {'; '.join(parts)}"
 
 
+def slow(result: dict[str, Any]) -> str:
+    """ShuffledBlocks at each limit of the disk, against reads in file order and at random."""
+    parts = []
+    for row in result["rows"]:
+        ours = row["contestants"][BLOCKS]
+        times = ours["is_times"]
+        in_order = FIO if FIO in times else IN_ORDER
+        parts.append(
+            f"{row['limits']}: {ours['windows_per_second']:,.0f} windows/s, {times[in_order]:.2f} of "
+            f"{in_order.split(',')[0]} in file order, {times[EPOCHS]:.1f} times `{EPOCHS}`"
+        )
+    told = f"`{BLOCKS}` on {result['gib']:.2f} GiB, page cache dropped, the disk held to a rate"
+    return f"{told} | {'; '.join(parts)}"
+
+
 def first(result: dict[str, Any]) -> str:
     """Seconds to the first batch, for each way to load."""
     ways = result["seconds"].items()
@@ -155,6 +171,7 @@ def gpu(result: dict[str, Any]) -> str:
 
 ANSWERS = {
     "cold": cold,
+    "slow": slow,
     "first": first,
     "train": train,
     "memory": memory,

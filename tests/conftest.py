@@ -24,6 +24,7 @@ SLOW_FILES = (
     "loader/test_devices.py",
     "loader/test_failing_processes.py",
     "loader/test_loader_processes.py",
+    "loader/test_network_file_systems.py",
     "loader/test_processes.py",
     "loader/test_resume.py",
     "loader/test_token_loader_interrupts.py",

@@ -1,6 +1,8 @@
 """What tests of several packages share: naive references, waiting, meshes, tokens that are watched."""
 
 import io
+import itertools
+import math
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from tokenloader import open_tokens
 from tokenloader.check.documents import Documents, document_keys
 from tokenloader.formats.detect import locate
 from tokenloader.loader.sharding import Placement
+from tokenloader.plans.permutation import NUM_ROUNDS
 
 DTYPES = "uint8", "uint16", "uint32", "int32", "int64"
 SOURCES = ["array", "mmap", "ram", "sharded mmap", "sharded ram"]  # of the loader's fixture `sources`
@@ -25,7 +28,7 @@ PLANS = [
     tl.RandomWindows(seed=1),
     tl.ShuffledEpochs(seed=1),
     tl.ShuffledEpochs(seed=2, num_epochs=3),
-    tl.ShuffledBlocks(seed=1, block_tokens=100, open_blocks=8),
+    tl.ShuffledBlocks(seed=1, block_tokens=100, open_blocks=8, num_epochs=2),
     tl.SequentialWindows(),
 ]
 NAMED_PLANS = [
@@ -50,6 +53,29 @@ def random_tokens(num_tokens=997):
 def naive_gather(tokens, starts, length):
     """Windows [n, length] of a 1-D array, the three-line reference for every gather."""
     return np.stack([tokens[start : start + length] for start in np.asarray(starts).tolist()])
+
+
+def python_permute(index, n, key):
+    """Black and Rogaway's generalised Feistel cipher with cycle walking, in Python integers."""
+    a, b = python_sides(n)
+    while True:
+        high, low = divmod(index, b)
+        for i in range(0, NUM_ROUNDS, 2):
+            high = (high + python_hash(low, key[i]) * a // 2**32) % a
+            low = (low + python_hash(high, key[i + 1]) * b // 2**32) % b
+        index = high * b + low
+        if index < n:
+            return index
+
+
+def python_sides(n):
+    a = next(a for a in itertools.count(max(1, math.isqrt(n) - 1)) if a * a >= n)
+    return a, (n + a - 1) // a
+
+
+def python_hash(x, key):
+    h = (x ^ key) * 0xFF51AFD7ED558CCD % 2**64
+    return (h ^ h >> 32) * 0xC4CEB9FE1A85EC53 % 2**64 >> 32
 
 
 def eventually(condition, seconds=5.0):
@@ -187,7 +213,7 @@ class WatchedWindows:
     def __init__(self, windows, before):
         self.windows, self.before = windows, before
         self.is_cached, self.prefetch = windows.is_cached, windows.prefetch
-        self.first_not_cached = windows.first_not_cached
+        self.first_not_cached, self.is_mapped = windows.first_not_cached, windows.is_mapped
 
     def copy(self):
         if threading.current_thread() is not threading.main_thread():
@@ -228,6 +254,18 @@ class RecordedTokens:
 class RecordedWindows:
     def __init__(self, recorded, windows, starts, length):
         self.recorded, self.windows, self.starts, self.length = recorded, windows, starts, length
+
+    @property
+    def is_mapped(self):
+        return self.windows.is_mapped
+
+    @property
+    def is_over_a_network(self):
+        return self.windows.is_over_a_network
+
+    def load(self):
+        self.recorded.log.append(("load", self.starts, self.length))
+        self.windows.load()
 
     def is_cached(self):
         cached = self.recorded.cached

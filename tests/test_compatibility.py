@@ -43,6 +43,21 @@ PLANS = [
         "5158899895 6266503351 3855583415 1577536695 4276633783 675880346 7163160624",
     ),
     (
+        tl.ShuffledBlocks(seed=0),
+        "9325243018 7245274762 5501592202 2491051658 7749508746 3616937653 4605639020",
+    ),
+    (
+        tl.ShuffledBlocks(seed=2**64 - 1, block_tokens=100_000, open_blocks=300),
+        "3064974605 7457157389 1327249677 2883021069 3600315661 8449819317 467081495",
+    ),
+    (
+        tl.Mixture(
+            {range(8_000_000_000): 3, range(8_000_000_000, NUM_TOKENS): 1},
+            tl.ShuffledBlocks(seed=0),
+        ),
+        "7712785410 9543576202 1254809602 2115832834 9335826101 6153676802 6389923615",
+    ),
+    (
         tl.Mixture(
             {range(8_000_000_000): 3, range(8_000_000_000, NUM_TOKENS): 1},
             tl.ShuffledEpochs(seed=0),
@@ -80,6 +95,9 @@ def test_two_epochs_are_the_same_in_every_release():
     starts = window_starts(tl.ShuffledEpochs(seed=0), range(18), num_tokens=100, seq_len=10)
     assert starts[:9] == [50, 60, 40, 10, 20, 80, 0, 70, 30]
     assert starts[9:] == [4, 74, 14, 84, 54, 44, 24, 34, 64]
+    starts = window_starts(tl.ShuffledBlocks(0, 30, open_blocks=2), range(18), num_tokens=100, seq_len=10)
+    assert starts[:9] == [78, 68, 88, 58, 8, 38, 18, 48, 28]
+    assert starts[9:] == [42, 12, 52, 22, 32, 82, 62, 2, 72]
 
 
 def test_sample_i_is_row_i_of_the_batches_one_after_the_other():
@@ -147,10 +165,20 @@ STATE = {
     [
         (tl.RandomWindows(seed=3), "RandomWindows(seed=3)"),
         (tl.ShuffledEpochs(seed=3, num_epochs=2), "ShuffledEpochs(seed=3)"),
+        (
+            tl.ShuffledBlocks(seed=3, num_epochs=2),
+            "ShuffledBlocks(seed=3, block_tokens=262144, open_blocks=1024)",
+        ),
+        (tl.ShuffledBlocks(3, block_tokens=19, open_blocks=7), "ShuffledEpochs(seed=3)"),
         (tl.SequentialWindows(), "SequentialWindows()"),
         (
             tl.Mixture({range(50): 0.5, range(50, 100): 1}, tl.ShuffledEpochs(3, num_epochs=9)),
             "Mixture({range(0, 50): 1, range(50, 100): 2}, ShuffledEpochs(seed=3))",
+        ),
+        (
+            tl.Mixture({range(50): 1, range(50, 100): 2}, tl.ShuffledBlocks(3, 30, 8, num_epochs=9)),
+            "Mixture({range(0, 50): 1, range(50, 100): 2}, "
+            "ShuffledBlocks(seed=3, block_tokens=30, open_blocks=8))",
         ),
     ],
     ids=repr,
@@ -188,7 +216,9 @@ JSON = {
     ),
     "check train.safetensors --fingerprint": "fingerprint problems",
     "bench train.safetensors --batch-size 4 --seq-len 64 --seconds 0.1": (
-        "device batch_size seq_len why_not_cold" + under("cold", SPEED) + under("warm", SPEED)
+        "device batch_size seq_len why_not_cold shuffled_blocks why_not_shuffled_blocks opening_seconds"
+        + under("cold", SPEED)
+        + under("warm", SPEED)
     ),
     "replay state.json train.safetensors --step 3 --eos-id 0": (
         "step" + under("rows", "sample start documents text")

@@ -25,6 +25,7 @@ JAX_FILES = {
     "loader/agreement.py",
     "loader/pipeline.py",
     "loader/setup.py",
+    "loader/shared_reads.py",
     "loader/sharding.py",
     "loader/token_loader.py",
     "loader/transfer.py",

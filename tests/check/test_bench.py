@@ -2,9 +2,12 @@
 
 import os
 import sys
+import time
+from itertools import count
 
 import numpy as np
 import pytest
+from helpers import watched_tokens
 
 import tokenloader as tl
 from tokenloader.check.bench import bench, drop_from_cache, find_limit, why_still_cached
@@ -43,6 +46,87 @@ def test_of_a_small_file_half_is_read_cold(path):
     assert found.cold.batches == 1
     found = measured(path, seconds=0.5, seq_len=12_499, drop_from_cache=lambda extents: None)
     assert found.cold.batches <= 1_000_000 // (8 * 12_500)
+
+
+BLOCKS = tl.ShuffledBlocks(0, block_tokens=2000, open_blocks=16)  # of 20 windows each
+
+
+def test_shuffled_blocks_are_measured_after_their_first_are_open(path):
+    found = measured(path, drop_from_cache=lambda extents: None, shuffled=BLOCKS)
+    speed = found.shuffled_blocks
+    assert speed.tokens_per_second == pytest.approx(speed.batches * 400 / speed.seconds)
+    assert 0 < speed.wait_seconds < speed.seconds
+    assert found.why_not_shuffled_blocks is None
+    assert found.opening_seconds > 0
+
+
+def test_no_block_is_measured_twice(path):
+    blocks = tl.ShuffledBlocks(0, block_tokens=20_000, open_blocks=8)  # of 2 windows
+    shape = {"seq_len": 10_000, "seconds": 0.5}  # 99 windows, in 24 batches of 4 and one that is not full
+    found = measured(path, drop_from_cache=lambda extents: None, shuffled=blocks, **shape)
+    assert 0 < found.shuffled_blocks.batches <= 24 - 2
+
+
+def test_the_file_is_dropped_before_each_cold_measurement_and_opened_after(path):
+    log = []
+
+    def open_again():
+        log.append("open")
+        return tl.open_tokens(path)
+
+    shape = {"batch_size": 4, "seq_len": 100, "seconds": 0.1}
+    bench(open_again, drop_from_cache=lambda extents: log.append("drop"), shuffled=BLOCKS, **shape)
+    assert log == ["open", "drop", "open", "drop", "open"]
+
+
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_shuffled_blocks_are_not_measured_where_the_file_stays_in_the_cache(path, dropped):
+    answers = iter([None, "it is so"][1 - dropped :])
+    found = measured(path, drop_from_cache=lambda extents: next(answers), shuffled=BLOCKS)
+    assert (found.cold is None) == (dropped == 0)
+    assert (found.shuffled_blocks, found.why_not_shuffled_blocks) == (None, "it is so")
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "why"),
+    [
+        (100, "the file is too small to tell: it has 4 blocks of 262,144 tokens, of which 1,024 "),
+        (200_000, "windows of 200,000 tokens are as large as its blocks of 262,144"),
+    ],
+)
+def test_a_file_of_fewer_blocks_than_are_open_tells_nothing_of_shuffled_blocks(path, seq_len, why):
+    found = measured(path, batch_size=1, seq_len=seq_len, drop_from_cache=lambda extents: None)
+    assert found.cold is not None
+    assert (found.shuffled_blocks, found.opening_seconds) == (None, None)
+    assert found.why_not_shuffled_blocks.startswith(why)
+
+
+@pytest.mark.parametrize(("open_blocks", "is_told"), [(250, True), (251, False)])
+def test_the_speed_is_told_of_twice_as_many_blocks_as_are_open(path, open_blocks, is_told):
+    blocks = tl.ShuffledBlocks(0, block_tokens=2000, open_blocks=open_blocks)  # there are 500
+    found = measured(path, drop_from_cache=lambda extents: None, shuffled=blocks)
+    assert (found.shuffled_blocks is not None) == is_told
+
+
+def test_first_blocks_that_take_too_long_are_not_waited_for():
+    opened = count()
+
+    def open_slowly():
+        last = next(opened) == 2
+        return watched_tokens(lambda: last and time.sleep(0.3), np.zeros(1_000_000, np.uint16))
+
+    blocks = tl.ShuffledBlocks(0, block_tokens=2000, open_blocks=100)
+    found = bench(
+        open_slowly,
+        batch_size=4,
+        seq_len=100,
+        seconds=0.1,
+        drop_from_cache=lambda extents: None,
+        shuffled=blocks,
+    )
+    assert found.shuffled_blocks is None
+    assert found.opening_seconds >= 1.0
+    assert "batches were read of the 25 that open its first blocks" in found.why_not_shuffled_blocks
 
 
 def test_tokens_fewer_than_a_window_are_refused(path):

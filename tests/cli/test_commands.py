@@ -272,6 +272,7 @@ def test_bench_tells_cold_and_warm(run):
     status, out, _ = run("bench", "train.npy", *shape)
     assert status == 0
     assert "batches         2 x 64 tokens, random windows, on " in out
+    assert "\nShuffledBlocks  not measured: " in out  # the file is too small
     measured = 1 if "cold            not measured: " in out else 2
     assert out.count("million tokens/s (") == out.count("limited by ") == measured
     found = json.loads(run("bench", "train.npy", "--json", *shape)[1])
@@ -281,14 +282,30 @@ def test_bench_tells_cold_and_warm(run):
 
 def test_the_bench_screen_says_why_there_is_no_cold_speed():
     speed = Speed(2_500_000, 1, 0.5, 0.4, 0.3, 0.2, "the disk")
-    both = bench_screen(Bench("cpu:0", 2, 64, speed, None, speed)).splitlines()
+    both = bench_screen(Bench("cpu:0", 2, 64, speed, None, speed, None, "too small", None)).splitlines()
     assert both[1:3] == [
         "cold            2.5 million tokens/s (1 batch in 0.5 s)",
         "                limited by the disk",
     ]
     assert both[3].startswith("warm            2.5 million")
-    warm = bench_screen(Bench("cpu:0", 2, 64, None, "it is so", speed))
+    assert both[5:] == ["ShuffledBlocks  not measured: too small"]
+    warm = bench_screen(Bench("cpu:0", 2, 64, None, "it is so", speed, None, "it is so", None))
     assert "cold            not measured: it is so\nwarm " in warm
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [(45.4, "18 times"), (4.51, "1.8 times"), (2.6, "no gain: 1.0 times"), (1.25, "no gain: 0.5 times")],
+)
+def test_the_bench_screen_says_what_shuffled_blocks_would_gain(rate, told):
+    cold = Speed(2_500_000, 1, 0.5, 0.4, 0.3, 0.2, "the disk")
+    speed = Speed(rate * 1e6, 7, 2.0, 0.4, 0.3, 0.2, "memory")
+    screen = bench_screen(Bench("cpu:0", 2, 64, cold, None, cold, speed, None, 4.21)).splitlines()
+    assert screen[5:] == [
+        f"ShuffledBlocks  {rate:.1f} million tokens/s cold, {told} random windows",
+        "                (7 batches in 2.0 s, after 4.2 s for its first blocks)",
+        "                limited by memory",
+    ]
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf"])

@@ -1,11 +1,14 @@
-"""The benchmarks: a comparison of revisions matches every row, or lists it; a shuffle is judged rightly."""
+"""The benchmarks: a comparison of revisions matches every row, or lists it; limits on a disk; an answer."""
 
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -60,125 +63,105 @@ def test_the_code_is_compared_with_a_revision(tmp_path):
 
 
 @pytest.fixture
-def quality(monkeypatch):
+def disk_limits(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import shuffle_quality
+    from benchmarks import disk_limits
 
-    return shuffle_quality
-
-
-def drifting(num_windows):
-    """Values of which neighbours are alike, as windows of a document are."""
-    noise = np.random.default_rng(0).normal(size=(2, num_windows))
-    walk = np.convolve(np.concatenate([noise[0], noise[0][:31]]), np.ones(32), "valid")
-    return walk / 32**0.5 + noise[1]
+    return disk_limits
 
 
-@pytest.mark.parametrize("block_windows", [2, 5, 40])
-def test_the_intraclass_correlation_is_the_mean_over_the_pairs_of_all_blocks(quality, block_windows):
-    values = drifting(200)
-    deviations = values - values.mean()
-    places = np.arange(200)[:, None] + np.arange(block_windows)
-    blocks = deviations[places % 200]
-    pairs = blocks.sum(axis=1) ** 2 - (blocks**2).sum(axis=1)
-    expected = pairs.mean() / (block_windows * (block_windows - 1)) / values.var()
-    assert quality.intraclass_correlation(values, block_windows) == pytest.approx(expected)
+def test_limits_are_written_as_each_version_of_control_groups_has_them(disk_limits):
+    limits = disk_limits.DiskLimits(3000, 125_000_000, memory_bytes=2**30)
+    assert disk_limits.settings_of(limits, "8:0", "ours", unified=False) == {
+        "blkio/ours/blkio.throttle.read_iops_device": "8:0 3000",
+        "blkio/ours/blkio.throttle.read_bps_device": "8:0 125000000",
+        "memory/ours/memory.limit_in_bytes": "1073741824",
+    }
+    assert disk_limits.settings_of(limits, "8:0", "ours", unified=True) == {
+        "ours/io.max": "8:0 riops=3000 rbps=125000000",
+        "ours/memory.max": "1073741824",
+    }
 
 
-def test_the_variance_of_means_is_what_the_theory_says_of_each_order(quality):
-    values = drifting(8000)
-    result = quality.measure_quality({"drift": values}, np.arange(8000) // 16, 8, seq_len=4, num_epochs=100)
-    rows = result["variance_over_full_shuffle"]
-    assert {row["steps"] for row in rows} == {1, 10, 100}
-    for row in rows:
-        assert row["ratio"] == pytest.approx(row["predicted"], rel=0.1, abs=4 * row["standard_error"]), row
-    ratios = {(row["order"], row["steps"]): row["ratio"] for row in rows}
-    assert ratios["ShuffledBlocks, default", 1] < 1.1 < 1.4 < ratios["ShuffledBlocks, few open", 1]
-    assert ratios["ShuffledBlocks, default", 100] < ratios["ShuffledBlocks, few open", 100] / 2
-    assert ratios["ShuffledBlocks, few open", 100] < ratios["SequentialWindows", 100] * 1.1
-    in_order, shuffled = result["intraclass_correlation"], result["with_documents_shuffled"]
-    assert shuffled["drift"][256] < 0.9 * in_order["drift"][256]
+def test_what_is_not_limited_is_counted_all_the_same(disk_limits):
+    nothing = disk_limits.DiskLimits()
+    assert disk_limits.settings_of(nothing, "8:0", "ours", unified=False) == {
+        "blkio/ours/blkio.throttle.read_iops_device": "8:0 0",
+        "blkio/ours/blkio.throttle.read_bps_device": "8:0 0",
+    }
+    unified = disk_limits.settings_of(nothing, "8:0", "ours", unified=True)
+    assert unified == {"ours/io.max": "8:0 riops=max rbps=max"}
 
 
-def test_shuffled_documents_stay_whole_and_in_order_inside(quality):
-    documents = np.repeat(np.arange(20), 3)
-    shuffled = quality.shuffle_documents(np.arange(60.0), documents).reshape(20, 3)
-    assert (np.diff(shuffled) == 1).all()
-    firsts = shuffled[:, 0].tolist()
-    assert sorted(firsts) == list(range(0, 60, 3)) != firsts
+@pytest.mark.parametrize(
+    "counters",
+    [
+        {
+            "blkio.throttle.io_serviced": "8:16 Read 99\n8:0 Read 3\n8:0 Write 7\nTotal 109\n",
+            "blkio.throttle.io_service_bytes": "8:16 Read 98\n8:0 Read 4096\n8:0 Write 7\nTotal 4201\n",
+        },
+        {"io.stat": "8:16 rbytes=98 wbytes=1 rios=99 wios=1\n8:0 rbytes=4096 wbytes=7 rios=3 wios=7\n"},
+    ],
+    ids=["version 1", "version 2"],
+)
+def test_the_reads_of_one_disk_are_counted(disk_limits, counters):
+    assert disk_limits.parse_reads(counters, "8:0") == (3, 4096)
+    assert disk_limits.parse_reads(counters, "8:32") == (0, 0)
 
 
-def test_features_are_of_the_bytes_of_each_window(quality):
-    rows = [b"# a b c ", b"d # e f\n", b"gh\nij\nkl", b"m # n\n o"]
-    windows = np.array([list(row) for row in rows])
-    comments, space, line, component = quality.text_features(windows).values()
-    assert (8 * comments).tolist() == [8, 7, 0, 3]  # a comment goes on in the next window
-    assert (8 * space).tolist() == [4, 4, 2, 4]
-    assert (8 / line).tolist() == pytest.approx([1, 2, 3, 2])
-    counts = [(windows == byte).sum(axis=1).var() for byte in range(256)]
-    assert max(counts) < component.var() < sum(counts)
+def test_limits_are_on_the_whole_disk_of_a_partition(disk_limits, tmp_path):
+    partition = tmp_path / "block/sda/sda1"
+    partition.mkdir(parents=True)
+    (partition / "partition").write_text("1\n")
+    (partition / "dev").write_text("8:1\n")
+    (partition.parent / "dev").write_text("8:0\n")
+    (tmp_path / "8:1").symlink_to(partition)
+    (tmp_path / "8:0").symlink_to(partition.parent)
+    assert disk_limits.whole_disk(os.makedev(8, 1), tmp_path) == "8:0"
+    assert disk_limits.whole_disk(os.makedev(8, 0), tmp_path) == "8:0"
+    with pytest.raises(OSError, match="device 0:45 is not a disk; expected a file on one"):
+        disk_limits.whole_disk(os.makedev(0, 45), tmp_path)
 
 
-class CountingTrainer:
-    """Makes the number of the run its parameters, and its loss."""
-
-    batch_size, seq_len, num_steps = 2, 16, 10
-
-    def __init__(self):
-        self.plans = []
-
-    def train(self, tokens, plan, seed):
-        assert len(tokens) == (2 * 10 + 1) * 16
-        self.plans.append((type(plan).__name__, seed))
-        return len(self.plans)
-
-    def mean_loss(self, params, tokens):
-        return params
-
-
-def test_training_goes_on_after_the_runs_that_are_finished(quality, tmp_path):
-    from benchmarks import shuffle_training
-
-    text = np.arange(1, 1001, dtype=np.uint16)
-    corpus = shuffle_training.Corpus(train=text, validation=text, end_of_text=1000)
-    finished, trainer = tmp_path / "runs.jsonl", CountingTrainer()
-    rows = shuffle_training.train_orders(corpus, trainer, 2, finished)
-    assert [row["validation_losses"] for row in rows] == [[i, i + 6] for i in range(1, 7)]
-    kinds = ["ShuffledEpochs", *["ShuffledBlocks"] * 4, "SequentialWindows"]
-    assert trainer.plans == [(kind, seed) for seed in range(2) for kind in kinds]
-
-    lines = finished.read_text().splitlines(keepends=True)
-    finished.write_text("".join(lines[:9]))
-    trainer = CountingTrainer()
-    after = shuffle_training.train_orders(corpus, trainer, 2, finished)
-    assert trainer.plans == [("ShuffledBlocks", 1)] * 2 + [("SequentialWindows", 1)]
-    assert [row["validation_losses"] for row in after] == [[1, 7], [2, 8], [3, 9], [4, 1], [5, 2], [6, 3]]
+def test_a_group_counts_the_reads_of_a_process_that_joined_and_is_removed_after_it(disk_limits, tmp_path):
+    if reason := disk_limits.why_not(tmp_path):
+        pytest.skip(reason)
+    path = tmp_path / "data"
+    with path.open("wb") as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    spawn = multiprocessing.get_context("spawn")
+    limits = disk_limits.DiskLimits(reads_per_second=10**6, memory_bytes=2**30)
+    with disk_limits.limited(path, limits) as group, ProcessPoolExecutor(1, spawn) as pool:
+        pool.submit(group.join).result()
+        before = group.reads()
+        assert len(pool.submit(path.read_bytes).result()) == 1 << 20
+        assert group.reads().num_bytes - before.num_bytes >= 1 << 20
+        assert group.reads().num_requests > before.num_requests
+    assert not any(folder.exists() for folder in group.folders)
 
 
-def test_an_epoch_of_training_has_a_piece_of_each_document_in_order(quality):
-    from benchmarks.shuffle_training import Corpus
-
-    documents = [np.append(np.arange(100 * k, 100 * k + size), 999) for k, size in enumerate((40, 8, 80))]
-    corpus = Corpus(train=np.concatenate(documents), validation=documents[0], end_of_text=999)
-    tokens = corpus.one_epoch(num_windows=7, seq_len=4)
-    assert tokens.size == (7 + 1) * 4
-    ends = np.flatnonzero(tokens == 999)
-    pieces = np.split(tokens, ends + 1)
-    assert [set(piece[piece < 999] // 100) for piece in pieces] == [{0}, {1}, {2}]
-    assert [piece.size for piece in pieces] == [11, 3, 18]  # a quarter of 41, 9 and 81, cut to 32
-    for piece in pieces:
-        assert (np.diff(piece[piece < 999]) == 1).all()
-    with pytest.raises(SystemExit, match=r"33 windows; the corpus has 31: choose fewer --steps"):
-        corpus.one_epoch(num_windows=33, seq_len=4)
+def test_a_group_is_removed_after_an_error(disk_limits, tmp_path):
+    if reason := disk_limits.why_not(tmp_path):
+        pytest.skip(reason)
+    with suppress(KeyError), disk_limits.limited(tmp_path, disk_limits.DiskLimits(1)) as group:
+        assert all(folder.exists() for folder in group.folders)
+        raise KeyError
+    assert not any(folder.exists() for folder in group.folders)
 
 
-def test_the_plans_page_has_the_tables_of_the_committed_result(quality):
-    from benchmarks import shuffle_report
+@pytest.mark.parametrize(("fio", "told"), [(True, "0.93 of fio"), (False, "0.95 of SequentialWindows")])
+def test_the_answer_of_slow_is_a_line_of_the_readme(monkeypatch, fio, told):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import report
 
-    result = json.loads((ROOT / "benchmarks/results/shuffle.json").read_text())
-    page, sections = (ROOT / "docs/plans.md").read_text(), shuffle_report.sections(result)
-    for name, table in sections.items():
-        assert f"results -->\n{table}\n<!-- /{name} -->" in page, "python -m benchmarks report"
-    for row in result["training"]["orders"]:
-        losses = row["validation_losses"]
-        assert f"{np.mean(losses):.3f} ± {np.std(losses, ddof=1):.3f}" in sections["shuffle-losses"]
+    times = {"ShuffledEpochs": 18.04, "SequentialWindows": 0.951}
+    times |= {"fio, 1 MiB, depth 8": 0.932} if fio else {}
+    ours = {"windows_per_second": 57_012.3, "is_times": times}
+    rows = [{"limits": "unlimited", "contestants": {"ShuffledBlocks": ours}}]
+    section = report.results_section({"slow": {"gib": 19.09, "rows": rows}})
+    question = "| `ShuffledBlocks` on 19.09 GiB, page cache dropped, the disk held to a rate"
+    line = f"unlimited: 57,012 windows/s, {told} in file order, 18.0 times `ShuffledEpochs` |"
+    assert section.endswith(f"{question} | {line}")

@@ -111,7 +111,7 @@ def torn_at(token):
         windows = locate(starts, length)
         if max(starts) + length > token:
             windows = types.SimpleNamespace(
-                is_cached=windows.is_cached, prefetch=windows.prefetch, copy=torn
+                is_cached=windows.is_cached, prefetch=windows.prefetch, copy=torn, is_mapped=False
             )
         return windows
 
@@ -152,6 +152,7 @@ def test_blocks_after_one_that_failed_once_go_on_with_the_next_steps():
         return types.SimpleNamespace(
             is_cached=windows.is_cached,
             prefetch=windows.prefetch,
+            is_mapped=False,
             copy=lambda: 1 // 0 if next(failures, False) else windows.copy(),
         )
 

@@ -338,6 +338,51 @@ def test_a_mesh_that_leaves_this_process_out_is_an_error_at_construction():
     assert printed == [outside.format(0, 1), outside.format(1, 0)]
 
 
+def test_that_processes_read_the_same_blocks_is_told_once_by_the_first_of_them():
+    printed = run(
+        3,
+        """
+        import tempfile, warnings
+        with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+            np.save(file, np.arange(20_000, dtype=np.uint16))
+            file.flush()
+            tokens = tl.open_tokens(file.name)
+        blocks, halves = tl.ShuffledBlocks(0, block_tokens=200, open_blocks=24), range(10_000)
+        whole = NamedSharding(mesh((3, 1)), P("data"))
+        some = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[1:]), ("data",)), P("data"))
+
+        def told(batch_size, plan=blocks, where=whole, **more):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with tl.TokenLoader(tokens, batch_size, 12, plan=plan, sharding=where, **more) as loader:
+                    next(loader)
+                    loader.set_state(loader.get_state())
+                    next(loader)
+            line = told.__code__.co_firstlineno + 3
+            print([(str(each.message).split(",")[0], each.lineno - line) for each in caught])
+
+        told(12)
+        told(9)
+        told(9, plan=tl.Mixture({halves: 1}, blocks))
+        told(9, plan=tl.ShuffledEpochs(0))
+        told(9, where=NamedSharding(whole.mesh, P()))
+        told(9, where=NamedSharding(whole.mesh, P(None, "data")), transform=None)
+        if here:
+            told(10, where=some)
+        """,
+        devices=3,
+    )
+    # The block of a sample is told by its row modulo the common divisor of rows and open blocks: of 9 and
+    # 24 that is 3, of 10 and 24 it is 2, and each process has rows of every remainder.
+    told = "[('the {} processes of this sharding will read {} times as much as they need', 0)]\n"
+    of_three, of_two = told.format(3, "3.0"), told.format(2, "2.0")
+    assert printed == [
+        "[]\n" + of_three * 2 + "[]\n" * 3,
+        "[]\n" * 6 + of_two,
+        "[]\n" * 7,
+    ]
+
+
 ELASTIC = """
     # Every token is its own position, so that a batch's first column is its starts.
     import tempfile

@@ -19,10 +19,12 @@ TOKENS = random_tokens(N)
 PLANS = [  # of 8 windows an epoch, so that cuts fall around the ends of epochs
     tl.ShuffledEpochs(seed=1),
     tl.ShuffledEpochs(seed=2, num_epochs=5),
+    tl.ShuffledBlocks(seed=1, block_tokens=300, open_blocks=2),
     tl.RandomWindows(seed=1),
     tl.SequentialWindows(),
     tl.Mixture({range(500): 3, range(500, 800): 1, range(800, 997): 0.5}, tl.ShuffledEpochs(3)),
     tl.Mixture({range(400): 3, range(400, 997): 2}, tl.ShuffledEpochs(seed=3, num_epochs=9)),
+    tl.Mixture({range(400): 3, range(400, 997): 2}, tl.ShuffledBlocks(3, 200, 2, num_epochs=9)),
     tl.Mixture({range(100, 997): 1}, tl.SequentialWindows()),
 ]
 

@@ -126,7 +126,17 @@ def test_a_named_plan_draws_what_the_plan_draws():
     named = named_plan(Listed(STARTS).bind(20_100, 20))
     samples = np.array([3, 2001])
     assert named.window_starts(samples).tolist() == [30, 10]
-    assert (named.num_samples, named.valid_targets(samples)) == (None, None)
+    assert (named.num_samples, named.valid_targets(samples), named.reads(samples)) == (None, None, None)
+
+
+def test_a_named_plan_is_read_as_the_plan_is():
+    class InBlocks(BoundListed):
+        def reads(self, samples):
+            starts = self.window_starts(samples) // 100 * 100
+            return np.stack([starts, starts + 120], axis=1)
+
+    named = named_plan(InBlocks(Listed(STARTS)))
+    assert named.reads(np.array([3, 57])).tolist() == [[0, 120], [500, 620]]
 
 
 def test_a_plan_named_by_an_address_is_named_alike_in_every_process():

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenloader as tl
-from tokenloader import Mixture, RandomWindows, SequentialWindows, ShuffledEpochs
+from tokenloader import Mixture, RandomWindows, SequentialWindows, ShuffledBlocks, ShuffledEpochs
 from tokenloader.plans.proportions import Proportions, left_count
 
 PLAN = ShuffledEpochs(seed=1)
@@ -134,7 +134,7 @@ def test_the_share_of_a_fork_is_exact_in_64_bits(n, b, data):
 @given(
     lengths=st.lists(st.integers(11, 60), min_size=1, max_size=5),
     gap=st.integers(0, 5),
-    plan=st.sampled_from([PLAN, RandomWindows(3)]),
+    plan=st.sampled_from([PLAN, RandomWindows(3), ShuffledBlocks(3, 20, 2)]),
     seed=st.integers(0, 100),
 )
 def test_each_source_is_gone_through_as_by_its_plan_alone(lengths, gap, plan, seed):
@@ -160,6 +160,47 @@ def test_a_start_depends_on_the_mixture_and_the_sample_number_alone(samples, dat
     order = data.draw(st.permutations(range(len(samples))))
     shuffled = mixture.bind(**size).window_starts(np.array(samples, np.int64)[order])
     np.testing.assert_array_equal(shuffled, together[order])
+
+
+def test_each_source_is_read_in_blocks_of_its_own_as_by_its_plan_alone():
+    plan = ShuffledBlocks(seed=2, block_tokens=60, open_blocks=4)
+    mixture = Mixture({range(7, 807): 3, range(900, 1400): 1}, plan)
+    bound, samples = mixture.bind(2000, 10), np.arange(400)
+    source, number = assigned(mixture, samples)
+    reads = bound.reads(samples)
+    for k, tokens in enumerate(mixture.ranges):
+        alone = plan.bind(len(tokens), 10).reads(number[source == k].astype(np.int64))
+        np.testing.assert_array_equal(reads[source == k], tokens.start + alone, strict=True)
+    order = np.random.default_rng(0).permutation(400)
+    np.testing.assert_array_equal(bound.reads(samples[order]), reads[order])
+
+
+def test_a_mixture_of_mixtures_reads_each_source_in_blocks():
+    plan = ShuffledBlocks(seed=2, block_tokens=60, open_blocks=4)
+    inner = Mixture({range(500): 1, range(500, 900): 1}, plan)
+    samples = np.arange(100)
+    found = Mixture({range(100, 1000): 5}, inner).bind(1000, 10).reads(samples)
+    np.testing.assert_array_equal(found, 100 + inner.bind(900, 10).reads(samples))
+
+
+def test_sources_that_are_read_window_by_window_are_so_in_a_mixture():
+    assert mixture_of([1, 2]).bind(100, 10).reads(np.arange(5)) is None
+
+
+def test_a_source_that_is_read_window_by_window_beside_one_in_blocks_is_read_by_its_windows():
+    class BlocksWhereLong(tl.Plan):
+        def bind(self, num_tokens, seq_len):
+            plan = ShuffledBlocks(1, 60, 4) if num_tokens > 500 else ShuffledEpochs(1)
+            return plan.bind(num_tokens, seq_len)
+
+    mixture = Mixture({range(800): 1, range(800, 1200): 1}, BlocksWhereLong())
+    bound, samples = mixture.bind(1200, 10), np.arange(100)
+    starts, reads = bound.window_starts(samples), bound.reads(samples)
+    is_long = starts < 800
+    np.testing.assert_array_equal(
+        reads[~is_long], np.stack([starts, starts + 11], axis=1)[~is_long], strict=True
+    )
+    assert (reads[is_long, 1] - reads[is_long, 0] > 11).any()
 
 
 def test_samples_may_have_any_shape_as_for_other_plans():
@@ -284,7 +325,10 @@ def test_ranges_of_one_file_are_a_train_and_a_validation_set():
     assert np.concatenate(targets).tolist() == list(range(901, 1000))
 
 
-@pytest.mark.parametrize("plan", [PLAN, RandomWindows(2), ShuffledEpochs(3, 2), SequentialWindows()])
+@pytest.mark.parametrize(
+    "plan",
+    [PLAN, RandomWindows(2), ShuffledEpochs(3, 2), ShuffledBlocks(3, 30, 2, 2), SequentialWindows()],
+)
 def test_one_source_that_is_all_tokens_is_the_plan_itself(plan):
     mixture, size = Mixture({range(100): 5}, plan), {"num_tokens": 100, "seq_len": 9}
     np.testing.assert_array_equal(

@@ -4,12 +4,12 @@ The statistics have fixed seeds. Each bound is where a truly random permutation 
 once in a thousand runs of the test, Bonferroni-corrected for the number of comparisons in it.
 """
 
-import itertools
 import math
 from statistics import NormalDist
 
 import numpy as np
 import pytest
+from helpers import python_permute, python_sides
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import chdtrc  # jax depends on scipy
@@ -34,29 +34,6 @@ def indices(n):
 def standard_errors(num_comparisons):
     """How many of them a normal variable exceeds, either way, at the rate of FALSE_ALARMS."""
     return NormalDist().inv_cdf(1 - FALSE_ALARMS / num_comparisons / 2)
-
-
-def python_permute(index, n, key):
-    """Black and Rogaway's generalised Feistel cipher with cycle walking, in Python integers."""
-    a, b = python_sides(n)
-    while True:
-        high, low = divmod(index, b)
-        for i in range(0, NUM_ROUNDS, 2):
-            high = (high + python_hash(low, key[i]) * a // 2**32) % a
-            low = (low + python_hash(high, key[i + 1]) * b // 2**32) % b
-        index = high * b + low
-        if index < n:
-            return index
-
-
-def python_sides(n):
-    a = next(a for a in itertools.count(max(1, math.isqrt(n) - 1)) if a * a >= n)
-    return a, (n + a - 1) // a
-
-
-def python_hash(x, key):
-    h = (x ^ key) * 0xFF51AFD7ED558CCD % 2**64
-    return (h ^ h >> 32) * 0xC4CEB9FE1A85EC53 % 2**64 >> 32
 
 
 def test_is_a_bijection_for_every_size_up_to_4096():
@@ -85,6 +62,46 @@ def test_with_a_key_for_each_index_gives_what_each_key_gives_for_all(n):
     which = np.arange(3 * index.size) % 3  # the keys interleaved
     together = permute(index.repeat(3), n, three[:, which])
     np.testing.assert_array_equal(together.reshape(-1, 3).T, alone)
+
+
+def test_with_a_size_for_each_index_gives_what_each_size_gives_for_all():
+    sizes = np.array([*range(1, 200), 4095, 4096, 4097, 2**20 - 1, 2**20 + 1, 2**32 - 1], np.uint64)
+    which = np.repeat(np.arange(sizes.size), 40)
+    n = sizes[which]
+    index = np.random.default_rng(0).integers(0, n, dtype=np.uint64)
+    for key in (keys(0), keys(0, n.size)):
+        together = permute(index, n, key)
+        for i, size in enumerate(sizes):
+            own = which == i
+            alone = permute(index[own], int(size), key if key.ndim == 1 else key[:, own])
+            np.testing.assert_array_equal(together[own], alone)
+
+
+def test_with_a_size_for_each_index_is_a_bijection_of_every_size():
+    sizes = np.arange(1, 130, dtype=np.uint64)
+    n = np.repeat(sizes, sizes.astype(np.int64))
+    index = np.concatenate([indices(size) for size in sizes])
+    order = np.random.default_rng(1).permutation(n.size)  # sizes interleaved
+    out = permute(index[order], n[order], keys(3))
+    for size in sizes:
+        assert sorted(out[n[order] == size]) == list(range(size))
+
+
+@settings(deadline=None)
+@given(
+    n=st.one_of(
+        st.integers(1, 2**50 - 1),
+        st.integers(1, 25).flatmap(lambda k: st.sampled_from([4**k - 1, 4**k - 2**k, 4**k - 2**k + 1])),
+        st.tuples(st.integers(1, 2**25 - 1), st.integers(0, 2)).map(lambda pair: pair[0] ** 2 + pair[1]),
+    ),
+    seed=st.integers(0, 2**32),
+    data=st.data(),
+)
+def test_a_size_for_each_index_agrees_with_the_definition_up_to_2_to_the_50(n, seed, data):
+    index = data.draw(st.sampled_from([0, n - 1]) | st.integers(0, n - 1))
+    key = keys(seed)
+    expected = python_permute(index, n, [int(word) for word in key])
+    assert permute(np.array([index], np.uint64), np.array([n], np.uint64), key).tolist() == [expected]
 
 
 def test_the_result_for_an_index_does_not_depend_on_the_others():

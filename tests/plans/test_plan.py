@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import chdtrc  # jax depends on scipy
 
-from tokenloader import BoundPlan, Plan, RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader.plans.plan import checked_plan, checked_window_starts
+from tokenloader import BoundPlan, Plan, RandomWindows, SequentialWindows, ShuffledBlocks, ShuffledEpochs
+from tokenloader.plans.plan import checked_plan, checked_reads, checked_window_starts
 
-SEEDED = RandomWindows, ShuffledEpochs
+SEEDED = RandomWindows, ShuffledEpochs, ShuffledBlocks
+EACH = RandomWindows(1), ShuffledEpochs(1), ShuffledBlocks(1, 40, 4), SequentialWindows()
 FINEWEB = {"num_tokens": 10_248_871_837, "seq_len": 1024}  # the data of DESIGN.md
 
 seeds = st.integers(0, 2**64 - 1)
@@ -33,6 +34,12 @@ small_sizes = (
 plans = st.one_of(
     st.builds(RandomWindows, seed=seeds),
     st.builds(ShuffledEpochs, seed=seeds),
+    st.builds(
+        ShuffledBlocks,
+        seed=seeds,
+        block_tokens=st.integers(1, 500) | st.integers(2**11, 2**40),
+        open_blocks=st.integers(1, 20) | st.integers(1, 2**24),
+    ),
     st.just(SequentialWindows()),
 )
 
@@ -89,20 +96,35 @@ def test_a_start_depends_on_the_plan_and_the_sample_number_alone(plan, size, dat
     np.testing.assert_array_equal(dataclasses.replace(plan).bind(**size).window_starts(samples), together)
 
 
-@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
+@pytest.mark.parametrize("plan", EACH)
 def test_no_samples_have_no_starts(plan):
     starts = plan.bind(1000, 10).window_starts(np.array([], np.int64))
     assert starts.dtype == np.int64
     assert starts.shape == (0,)
 
 
-@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
+@pytest.mark.parametrize("plan", EACH)
 def test_leaves_the_samples_as_they_were(plan):
     samples = np.arange(500)
     samples.flags.writeable = False
     plan.bind(1000, 10).window_starts(samples)
     starts = plan.bind(1000, 10).window_starts(samples.astype(np.int32))
     np.testing.assert_array_equal(starts, plan.bind(1000, 10).window_starts(samples))
+
+
+@settings(deadline=None)
+@given(plan=plans, size=sizes, samples=st.lists(st.integers(0, 300) | st.integers(0, 10**13), max_size=20))
+def test_a_read_has_the_window_of_its_sample_and_depends_on_the_sample_number_alone(plan, size, samples):
+    bound, samples = plan.bind(**size), np.array(samples, np.int64)
+    reads = checked_reads(bound, samples, size["num_tokens"])  # which lie within the tokens
+    if reads is None:
+        assert isinstance(plan, RandomWindows | ShuffledEpochs | ShuffledBlocks)
+        return
+    starts = bound.window_starts(samples)
+    assert (reads[:, 0] <= starts).all()
+    assert (starts + size["seq_len"] + 1 <= reads[:, 1]).all()
+    for sample, read in zip(samples, reads, strict=True):
+        np.testing.assert_array_equal(bound.reads(np.array([sample])), [read])
 
 
 def test_the_starts_of_a_seed_stay_what_they_were():
@@ -388,6 +410,20 @@ def test_sequential_windows_pass_32_bits():
     assert plan.bind(**size).valid_targets(samples).tolist() == [1024, 1023, 0]
 
 
+@settings(deadline=None)
+@given(seq_len=st.integers(1, 2**19), num_tokens=st.integers(2, 2**21))
+def test_sequential_windows_are_read_in_pieces_one_after_the_other(seq_len, num_tokens):
+    num_tokens = max(num_tokens, seq_len + 1)
+    bound = SequentialWindows().bind(num_tokens, seq_len)
+    samples = np.unique(np.linspace(0, bound.num_samples - 1, 5000).astype(int))
+    reads = bound.reads(samples)
+    assert (np.diff(reads, axis=0) >= 0).all()
+    assert (reads[0, 0], reads[-1, 1]) == (0, num_tokens)
+    pieces = np.unique(reads, axis=0)
+    assert (pieces[1:, 0] < pieces[:-1, 1]).all()  # the token that windows share, or more at the end
+    assert ((pieces[:, 1] - pieces[:, 0])[:-2] == max(1, 2**18 // seq_len) * seq_len + 1).all()
+
+
 # Errors
 
 
@@ -426,7 +462,7 @@ def test_num_epochs_that_is_no_integer_is_refused(num_epochs):
         ShuffledEpochs(seed=0, num_epochs=num_epochs)
 
 
-@pytest.mark.parametrize("plan", [RandomWindows(seed=1), ShuffledEpochs(seed=1), SequentialWindows()])
+@pytest.mark.parametrize("plan", EACH)
 class TestEveryPlan:
     def test_refuses_a_negative_sample(self, plan):
         with pytest.raises(ValueError, match="sample -3 is negative; samples are counted from 0"):
@@ -457,7 +493,7 @@ def test_binding_to_less_than_one_window_is_refused(plan):
 
 @pytest.mark.parametrize("kind", [np.uint64, np.int64, np.int32, np.uint16])
 def test_sizes_may_be_integers_of_numpy(kind):
-    for plan in (RandomWindows(0), ShuffledEpochs(0), SequentialWindows()):
+    for plan in EACH:
         expected = plan.bind(30_000, 10).window_starts(range(20))
         found = plan.bind(kind(30_000), kind(10)).window_starts(range(20))
         np.testing.assert_array_equal(found, expected, strict=True)
@@ -465,7 +501,7 @@ def test_sizes_may_be_integers_of_numpy(kind):
     assert bound.num_samples == 300 * (10_248_871_837 // 1024 - 1)
 
 
-@pytest.mark.parametrize("plan", [RandomWindows(0), ShuffledEpochs(0), SequentialWindows()])
+@pytest.mark.parametrize("plan", EACH)
 @pytest.mark.parametrize("seq_len", [0, -3])
 def test_a_window_without_inputs_is_an_error(plan, seq_len):
     with pytest.raises(ValueError, match=f"seq_len={seq_len}; expected 1 or more"):
@@ -502,6 +538,7 @@ def test_a_plan_of_ones_own_implements_bind_and_three_names_of_the_bound_plan():
     bound = EveryTenth().bind(100, 9)
     assert bound.window_starts(np.arange(3)).tolist() == [0, 10, 20]
     assert bound.valid_targets(np.arange(3)) is None
+    assert bound.reads(np.arange(3)) is None
 
 
 @pytest.mark.parametrize("missing", ["num_samples", "window_starts", "key"])
@@ -524,6 +561,7 @@ def test_a_plan_without_bind_is_a_type_error():
         ("windows_starts", "window_starts"),
         ("valid_target", "valid_targets"),
         ("valid_tragets", "valid_targets"),
+        ("read", "reads"),
     ],
 )
 def test_a_mistyped_method_of_a_bound_plan_is_a_type_error_that_says_what_was_meant(mistyped, meant):
@@ -562,6 +600,7 @@ def test_a_mistyped_bind_is_a_type_error():
         ),
         (BoundEveryTenth, "window_starts", lambda self, a, b: a, "missing a required argument: 'b'"),
         (BoundEveryTenth, "valid_targets", lambda self: None, "too many positional arguments"),
+        (BoundEveryTenth, "reads", None, "is a NoneType; expected a method reads(self, samples: "),
         (
             BoundEveryTenth,
             "valid_targets",
@@ -636,6 +675,44 @@ def test_starts_that_are_not_one_integer_a_sample_are_an_error(starts, found):
     assert f"{found} for 3 samples; expected one integer for each sample" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [RandomWindows, ShuffledEpochs, SequentialWindows, Plan, BoundPlan])
+def test_a_plan_may_name_no_reads():
+    assert checked_reads(EveryTenth().bind(100, 9), np.array([4, 0]), num_tokens=100) is None
+
+
+def test_reads_of_integers_become_int64():
+    reads = np.array([[0, 30]], np.uint16)
+    bound = type("Small", (BoundEveryTenth,), {"reads": lambda self, samples: reads})(9, 2)
+    found = checked_reads(bound, np.arange(1), num_tokens=30)
+    np.testing.assert_array_equal(found, np.array([[0, 30]]), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("reads", "found"),
+    [
+        (np.zeros((3, 2)), "float64[3, 2]"),
+        (np.zeros((2, 2), int), "int64[2, 2]"),
+        (np.zeros((3, 3), int), "int64[3, 3]"),
+        (np.zeros(3, int), "int64[3]"),
+    ],
+)
+def test_reads_that_are_not_a_range_for_each_sample_are_an_error(reads, found):
+    bound = type("Odd", (BoundEveryTenth,), {"reads": lambda self, samples: reads})(9, 2)
+    told = f": reads returned {found} for 3 samples; expected integers [3, 2]: start and stop of a range "
+    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        checked_reads(bound, np.arange(3), num_tokens=9)
+    assert str(caught.value).startswith(repr(bound))
+
+
+@pytest.mark.parametrize("read", [[-1, 5], [5, 5], [7, 3], [990, 1001]])
+def test_reads_that_are_no_range_of_the_tokens_are_an_error_that_names_the_sample(read):
+    reads = np.array([[0, 1000], read, read])
+    bound = type("Odd", (BoundEveryTenth,), {"reads": lambda self, samples: reads})(1000, 2)
+    start, stop = read
+    told = f": reads returned [{start:,}, {stop:,}) for sample 8; expected 0 <= start < stop <= 1,000"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        checked_reads(bound, np.array([7, 8, 9]), num_tokens=1000)
+
+
+@pytest.mark.parametrize("kind", [*SEEDED, SequentialWindows, Plan, BoundPlan])
 def test_plans_call_tokenloader_their_module(kind):
     assert kind.__module__ == "tokenloader"

@@ -4,21 +4,29 @@ Cold means that the file's pages have been dropped from the page cache (posix_fa
 needs no privileges and touches no other file): the speed is that of the disk, or of a cache below it,
 which a virtual disk may have. Warm are the same batches once more, now that their pages are there. Every
 batch is waited for, so that its transfer and its transform are in the time.
+
+ShuffledBlocks is measured cold, after the file is dropped once more, and in its first epoch, which reads
+no block twice. At first it opens a block with each sample; the speed is that of the batches after these,
+as of the rest of the epoch. Random windows come before it: of the file they read so little that a cache
+below the page cache is no help to the blocks.
 """
 
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import jax
 
+from tokenloader.batches.batch import Batch
 from tokenloader.check.devices import start_backends
 from tokenloader.check.info import cached_share
 from tokenloader.formats.extent import Extent
 from tokenloader.loader.stats import LoaderStats
 from tokenloader.loader.token_loader import TokenLoader
+from tokenloader.plans.plan import Plan
 from tokenloader.plans.random_windows import RandomWindows
+from tokenloader.plans.shuffled_blocks import BoundShuffledBlocks, ShuffledBlocks
 from tokenloader.storage.mapped import open_file
 from tokenloader.tokens.token_array import TokenArray
 from tokenloader.tokens.writing import blocks
@@ -26,6 +34,10 @@ from tokenloader.tokens.writing import blocks
 _STILL_CACHED = 0.05  # more of the pages: another process has them mapped, or they lie on no disk
 _FIRST_BATCHES = 3  # not measured: the transform is compiled
 _COLD_SEED, _OTHER_SEED = 0, 1
+_SHUFFLED = ShuffledBlocks(_COLD_SEED)
+# Where lanes are short, a sample has less than a window read: 0.83 with 1,100 blocks, 0.90 with 1,500.
+_LEAST_BLOCKS = 2  # times those that are open
+_OPENING_TIMES = 10  # the time of a measurement, at most, for the first blocks to be opened
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,9 @@ class Bench:
     cold: Speed | None  # None: the file's pages cannot be dropped
     why_not_cold: str | None  # the reason for that
     warm: Speed
+    shuffled_blocks: Speed | None  # cold, once its first blocks are open; None: not measured
+    why_not_shuffled_blocks: str | None  # the reason for that
+    opening_seconds: float | None  # that the batches took that open its first blocks, not in its speed
 
 
 def drop_from_cache(extents: Sequence[Extent]) -> str | None:
@@ -83,36 +98,22 @@ def bench(
     seq_len: int,
     seconds: float,
     drop_from_cache: Callable[[Sequence[Extent]], str | None] = drop_from_cache,
+    shuffled: ShuffledBlocks = _SHUFFLED,
 ) -> Bench:
-    """Measures random windows, each state of the cache for about `seconds`.
+    """Measures random windows, cold and warm, and shuffled blocks, each for about `seconds`.
 
     The tokens are opened again after their pages are dropped, because what a process has mapped stays.
     Raises ValueError where they are fewer than a window.
     """
 
-    def measure(tokens: TokenArray, most: int | None, *, cold: bool) -> Speed:
-        with TokenLoader(tokens, batch_size, seq_len, plan=RandomWindows(_COLD_SEED)) as loader:
-            began = time.perf_counter()
-            for batch in loader:
-                jax.block_until_ready(batch)
-                elapsed = time.perf_counter() - began
-                if elapsed >= seconds or loader.stats.batches == most:
-                    break
-            stats = loader.stats
-        return Speed(
-            tokens_per_second=stats.tokens / elapsed,
-            batches=stats.batches,
-            seconds=elapsed,
-            wait_seconds=stats.wait_seconds,
-            gather_seconds=stats.gather_seconds,
-            transfer_seconds=stats.transfer_seconds,
-            limit=find_limit(stats, elapsed, cold=cold),
-        )
+    def loader_of(tokens: TokenArray, plan: Plan) -> TokenLoader[Batch]:
+        return TokenLoader(tokens, batch_size, seq_len, plan=plan)
 
     start_backends()
     with open_again() as tokens:
         extents = tokens.extents
-        with TokenLoader(tokens, batch_size, seq_len, plan=RandomWindows(_OTHER_SEED)) as loader:
+        first, stop, why_too_small = _cold_steps(shuffled, len(tokens), batch_size, seq_len)
+        with loader_of(tokens, RandomWindows(_OTHER_SEED)) as loader:
             device = ", ".join(sorted(map(str, loader.sharding.device_set)))
             for _, batch in zip(range(_FIRST_BATCHES), loader, strict=False):
                 jax.block_until_ready(batch)
@@ -121,16 +122,86 @@ def bench(
     with open_again() as tokens:
         # Of a small file no more than half is read cold: what comes later would be there already.
         most = max(1, len(tokens) // (2 * batch_size * (seq_len + 1)))
-        first = measure(tokens, most, cold=why_not is None)
-        again: int | None = first.batches
-        if first.batches == most:
+        plan = RandomWindows(_COLD_SEED)
+        with loader_of(tokens, plan) as loader:
+            cold = _measure(loader, seconds, most, cold=why_not is None)
+        again: int | None = cold.batches
+        if cold.batches == most:
             for _ in blocks(tokens):
                 pass  # all of it into the cache, and then any window is warm
             again = None
-        # Twice, because the first touch of a mapped page costs something too.
-        measure(tokens, again, cold=False)
-        warm = measure(tokens, again, cold=False)
-    return Bench(device, batch_size, seq_len, first if why_not is None else None, why_not, warm)
+        for _ in range(2):  # because the first touch of a mapped page costs something too
+            with loader_of(tokens, plan) as loader:
+                warm = _measure(loader, seconds, again, cold=False)
+    del tokens, loader
+    speed, opening_seconds = None, None
+    why_no_blocks = why_not or why_too_small or drop_from_cache(extents)
+    if why_no_blocks is None:
+        with open_again() as tokens, loader_of(tokens, shuffled) as loader:
+            opening_seconds = _skip(loader, first, _OPENING_TIMES * seconds)
+            if loader.step == first:
+                speed = _measure(loader, seconds, stop - first, cold=True)
+            else:
+                why_no_blocks = (
+                    f"in {opening_seconds:.0f} s {loader.step} batches were read of the {first} that open "
+                    f"its first blocks; give more seconds: these get {_OPENING_TIMES} times as many"
+                )
+    return Bench(
+        device,
+        batch_size,
+        seq_len,
+        cold if why_not is None else None,
+        why_not,
+        warm,
+        speed,
+        why_no_blocks,
+        opening_seconds,
+    )
+
+
+def _cold_steps(
+    plan: ShuffledBlocks, num_tokens: int, batch_size: int, seq_len: int
+) -> tuple[int, int, str | None]:
+    """Returns the steps [first, stop) of an epoch after its first blocks are open, or why not."""
+    bound = plan.bind(num_tokens, seq_len)
+    if not isinstance(bound, BoundShuffledBlocks):
+        return 0, 0, f"windows of {seq_len:,} tokens are as large as its blocks of {plan.block_tokens:,}"
+    first, stop = -(-bound.num_lanes // batch_size), bound.epochs.num_windows // batch_size
+    num_blocks = -(-bound.epochs.num_windows // bound.block_windows)
+    least = _LEAST_BLOCKS * plan.open_blocks
+    if num_blocks >= least and first < stop:
+        return first, stop, None
+    why = f"it has {num_blocks:,} blocks of {plan.block_tokens:,} tokens, of which {plan.open_blocks:,}"
+    return 0, 0, f"the file is too small to tell: {why} are open; {least:,} would tell"
+
+
+def _skip(loader: TokenLoader[Batch], num_steps: int, most_seconds: float) -> float:
+    """Takes so many batches, while there is time; returns how long that took."""
+    began = time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < most_seconds and loader.step < num_steps:
+        jax.block_until_ready(next(loader))
+    return elapsed
+
+
+def _measure(loader: TokenLoader[Batch], seconds: float, most: int | None, *, cold: bool) -> Speed:
+    """Takes batches for some time, `most` at most, and measures the loader meanwhile."""
+    before, began = loader.stats, time.perf_counter()
+    for batch in loader:
+        jax.block_until_ready(batch)
+        elapsed = time.perf_counter() - began
+        if elapsed >= seconds or loader.stats.batches - before.batches == most:
+            break
+    pairs = zip(astuple(loader.stats), astuple(before), strict=True)
+    stats = LoaderStats(*(after - then for after, then in pairs))
+    return Speed(
+        tokens_per_second=stats.tokens / elapsed,
+        batches=stats.batches,
+        seconds=elapsed,
+        wait_seconds=stats.wait_seconds,
+        gather_seconds=stats.gather_seconds,
+        transfer_seconds=stats.transfer_seconds,
+        limit=find_limit(stats, elapsed, cold=cold),
+    )
 
 
 def find_limit(stats: LoaderStats, seconds: float, *, cold: bool) -> str:

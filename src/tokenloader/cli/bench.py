@@ -13,7 +13,9 @@ from tokenloader.cli.console import print_out, row
 from tokenloader.cli.options import Sources, as_json, reads_tokens, takes_batches
 
 if TYPE_CHECKING:  # loads jax
-    from tokenloader.check.bench import Bench
+    from tokenloader.check.bench import Bench, Speed
+
+_GAIN = 1.2  # two measurements of one thing differ by less
 
 
 def _finite(_: click.Context, __: click.Parameter, seconds: float) -> float:
@@ -38,7 +40,8 @@ def command(sources: Sources, batch_size: int, seq_len: int, seconds: float, as_
 
     Random windows go through TokenLoader to the default device: first cold, after this file (and no
     other) has been dropped from the page cache, which needs no privileges; then the same windows
-    warm. A sentence says what limits each.
+    warm. At last, cold again, the plan ShuffledBlocks, which makes large reads. A sentence says what
+    limits each.
 
     \b
     Examples:
@@ -60,7 +63,24 @@ def bench_screen(bench: Bench) -> str:
         if speed is None:
             lines += row(label, f"not measured: {bench.why_not_cold}")
         else:
-            rate = f"{speed.tokens_per_second / 1e6:,.1f} million tokens/s"
-            lines += row(label, f"{rate} ({counted(speed.batches, 'batch')} in {speed.seconds:.1f} s)")
+            lines += row(label, f"{_rate(speed)} ({_extent(speed)})")
             lines += row("", f"limited by {speed.limit}")
+    if bench.cold is None or bench.shuffled_blocks is None:
+        lines += row("ShuffledBlocks", f"not measured: {bench.why_not_shuffled_blocks}")
+    else:
+        speed = bench.shuffled_blocks
+        gain = speed.tokens_per_second / bench.cold.tokens_per_second
+        times = f"{gain:.0f}" if gain >= 10 else f"{gain:.1f}"
+        told = "" if gain >= _GAIN else "no gain: "
+        lines += row("ShuffledBlocks", f"{_rate(speed)} cold, {told}{times} times random windows")
+        lines += row("", f"({_extent(speed)}, after {bench.opening_seconds:.1f} s for its first blocks)")
+        lines += row("", f"limited by {speed.limit}")
     return "\n".join(lines)
+
+
+def _rate(speed: Speed) -> str:
+    return f"{speed.tokens_per_second / 1e6:,.1f} million tokens/s"
+
+
+def _extent(speed: Speed) -> str:
+    return f"{counted(speed.batches, 'batch')} in {speed.seconds:.1f} s"

@@ -14,11 +14,12 @@ import numpy as np
 from jax.profiler import TraceAnnotation
 
 from tokenloader.formats.quoting import printable
+from tokenloader.loader.block_reader import BlockReader
 from tokenloader.loader.groups import Group, group_steps
 from tokenloader.loader.read_ahead import AHEAD_WINDOWS, Located, ReadAhead, read_ahead_depth
 from tokenloader.loader.sharding import Placement
 from tokenloader.loader.stats import Counters
-from tokenloader.loader.steps import plan_steps
+from tokenloader.loader.steps import plan_reads, plan_steps
 from tokenloader.loader.transfer import gather_starts, transfer
 from tokenloader.plans.cursor import Cursor
 from tokenloader.tokens.token_array import TokenArray
@@ -53,8 +54,11 @@ def produce(
     window_bytes = placement.window_len * tokens.dtype.itemsize
     depth = read_ahead_depth(group_size * len(placement.rows), window_bytes, ahead_windows)
     locate = partial(_locate, tokens, placement)
-    ahead = ReadAhead(map(locate, groups), depth)
-    send = partial(_send, placement, counters, ahead)
+    reads = plan_reads(cursor, placement.rows, len(tokens))
+    num_rows, row_bytes = len(placement.rows), (placement.seq_len + 1) * tokens.dtype.itemsize
+    blocks = BlockReader(tokens, reads, num_rows, num_rows * row_bytes)
+    ahead = ReadAhead(map(locate, groups), depth, reads_blocks=blocks.has_blocks)
+    send = partial(_send, placement, counters, blocks, ahead)
     while True:
         block = None  # the last one is its taker's alone while the next is made
         counters.task = "planning", None
@@ -78,11 +82,14 @@ def _locate(tokens: TokenArray, placement: Placement, group: Group) -> Located:
     return Located(group, tokens.locate(starts, placement.window_len))
 
 
-def _send(placement: Placement, counters: Counters, ahead: ReadAhead, located: Located) -> Block:
+def _send(
+    placement: Placement, counters: Counters, blocks: BlockReader, ahead: ReadAhead, located: Located
+) -> Block:
     """Gathers and transfers a group. The host's block is jax's from here on, and nobody else's."""
     group, windows = located
     counters.task = "reading", located
     with TraceAnnotation("tokenloader.gather"), counters.gathering:
+        blocks.wait_for(group.step + group.num_steps - 1)
         faults_before = counters.count_faults()
         block = windows.copy()
         if faults := counters.count_faults() - faults_before:

@@ -85,13 +85,7 @@ class Prefetcher(Generic[T]):
         _running[self.thread] = control
         finalizer = weakref.finalize(self, control.stop)
         finalizer.atexit = False  # end_all sees to that, and waits
-        try:
-            self.thread.start()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"batches are made on a background thread, and the system gives none ({error}); raise the "
-                f"limit on processes (ulimit -u, or the container's on pids), or end some"
-            ) from error
+        start_thread(self.thread)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits, for so long at most, until `peek` need not wait. Ctrl-C interrupts it.
@@ -155,6 +149,17 @@ class Prefetcher(Generic[T]):
         self._first = deque()  # a taker that is waiting has the old one
         if wait and self.thread is not threading.current_thread():
             self.thread.join(self._join_seconds)
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Starts a thread that batches are made on; RuntimeError if the system gives none."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"batches are made on background threads, and the system gives none ({error}); raise the "
+            f"limit on processes (ulimit -u, or the container's on pids), or end some"
+        ) from error
 
 
 def _stopped() -> PrefetcherStoppedError:

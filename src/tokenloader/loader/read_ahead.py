@@ -29,20 +29,28 @@ class ReadAhead:
     The first window of each group is probed (2 us) when nobody has asked for it yet: the windows are
     spread over the data, so the probes tell how much of it is cached. Probing goes on when announcing
     has stopped, and so announcing begins again when the cache is lost.
+
+    Where whole blocks are read ahead of the groups, nothing is probed, and windows are announced only
+    after `missed`: of a block that was evicted before its time.
     """
 
     def __init__(
-        self, located: Iterator[Located], depth: int, groups_without_miss: int = GROUPS_WITHOUT_MISS
+        self,
+        located: Iterator[Located],
+        depth: int,
+        groups_without_miss: int = GROUPS_WITHOUT_MISS,
+        *,
+        reads_blocks: bool = False,
     ) -> None:
         self._located, self._depth = located, depth  # in order; groups to announce ahead
         self._ahead: deque[Located] = deque()
-        self._groups_without_miss = groups_without_miss
-        self._num_to_announce = groups_without_miss
+        self._groups_without_miss, self._probes = groups_without_miss, not reads_blocks
+        self._num_to_announce = 0 if reads_blocks else groups_without_miss
 
     def next(self) -> Located | None:
         """Returns the next group to gather; None after the last."""
         for one in islice(self._located, 1 + self._depth - len(self._ahead)):
-            if not one.windows.is_cached():
+            if self._probes and not one.windows.is_cached():
                 self.missed()
             if self._num_to_announce:
                 self._num_to_announce -= 1

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from tokenloader.loader.groups import group_size
 from tokenloader.loader.sharding import Placement, processes_of, resolve_sharding
+from tokenloader.loader.shared_reads import warn_of_shared_reads
 from tokenloader.loader.transform_names import transform_names
 from tokenloader.plans.contents import named_plan
 from tokenloader.plans.cursor import Cursor, probe
@@ -83,6 +84,9 @@ def check_setup(
         group = group_size(batch_bytes // len(processes_of(placement.sharding)), prefetch)
     tokens.fingerprint()  # now, and kept: a state must be had also when the file cannot be read any more
     cursor = Cursor.begin(bound, batch_size)
+    members = processes_of(placement.sharding)
+    if len(members) > 1 and jax.process_index() == members[0]:  # once is enough
+        warn_of_shared_reads(tokens, plan, bound, placement, stacklevel=3)
     return LoaderSetup(tokens, prefetch, transform, cursor, placement, group)
 
 

@@ -320,6 +320,7 @@ class TokenLoader(Generic[T]):
         if prefetcher is None:
             blocks = produce(self.tokens, self._cursor, self._placement, self._group_size, self._counters)
             prefetcher = Prefetcher(blocks, self.prefetch // self._group_size)
+            del blocks  # who keeps an error of this call would keep them, and their threads
             self._prefetcher = prefetcher
             if self._closed:  # meanwhile, by a signal handler or another thread
                 self._stop_prefetching()

@@ -56,13 +56,14 @@ class Epochs:
 
 def epoch_words(seed: int, purpose: int, epoch: NDArray[np.uint64], num_words: int) -> NDArray[np.uint64]:
     """Returns random words of each sample's epoch: uint64 [num_words, n], or [num_words] for one epoch."""
-    epochs, which = np.unique(epoch, return_inverse=True)
+    # The common case, one epoch, without sorting, and without a gather of words for each sample.
+    is_one = epoch.size > 0 and epoch.min() == epoch.max()
+    epochs, which = (epoch.reshape(-1)[:1], None) if is_one else np.unique(epoch, return_inverse=True)
     blocks = np.arange(-(-num_words // 2), dtype=np.uint64)[:, None]  # of random bits, two words each
     words = np.stack(random_bits(seed, purpose, epochs, blocks), axis=1).reshape(
         2 * len(blocks), epochs.size
     )
-    # The common case, one epoch, without a gather of words for each sample.
-    return words[:num_words, 0] if epochs.size == 1 else words[:num_words, which]
+    return words[:num_words, 0] if which is None else words[:num_words, which]
 
 
 def checked_num_epochs(owner: str, num_epochs: int | None) -> int | None:

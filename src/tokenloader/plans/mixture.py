@@ -167,8 +167,12 @@ class BoundMixture(BoundPlan):
             return None
         reads = np.empty((len(samples), 2), np.int64)
         for source, where, numbers in self.proportions.assign(checked_samples(samples)):
-            within = checked_reads(self.plans[source], numbers.astype(np.int64), self.seq_len)
-            reads[where] = self.mixture.ranges[source].start + within
+            plan, own, tokens = self.plans[source], numbers.astype(np.int64), self.mixture.ranges[source]
+            within = checked_reads(plan, own, len(tokens))
+            if within is None:
+                starts = checked_window_starts(plan, own)
+                within = np.stack([starts, starts + self.seq_len + 1], axis=1)
+            reads[where] = tokens.start + within
         return reads
 
     def effect_of_going_on_from(self, weights: tuple[int, ...], sample: int) -> str:

@@ -130,19 +130,26 @@ def checked_window_starts(plan: BoundPlan, samples: NDArray[np.int64]) -> NDArra
     return starts.astype(np.int64, copy=False)
 
 
-def checked_reads(plan: BoundPlan, samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """Returns what a bound plan's reads gives, int64 [n, 2], windows for None; ValueError if not that."""
-    reads = plan.reads(samples)
-    if reads is None:
-        starts = checked_window_starts(plan, samples)
-        return np.stack([starts, starts + seq_len + 1], axis=1)
-    reads = np.asarray(reads)
+def checked_reads(plan: BoundPlan, samples: NDArray[np.int64], num_tokens: int) -> NDArray[np.int64] | None:
+    """Returns what a bound plan's reads gives, int64 [n, 2] or None; ValueError if it is neither."""
+    given = plan.reads(samples)
+    if given is None:
+        return None
+    reads = np.asarray(given)
     if reads.shape != (len(samples), 2) or reads.dtype.kind not in "iu":
         raise ValueError(
             f"{plan!r}: reads returned {reads.dtype}{list(reads.shape)} for {len(samples)} samples; "
             f"expected integers [{len(samples)}, 2]: start and stop of a range of tokens for each sample"
         )
-    return reads.astype(np.int64, copy=False)
+    reads = reads.astype(np.int64, copy=False)
+    wrong = (reads[:, 0] < 0) | (reads[:, 0] >= reads[:, 1]) | (reads[:, 1] > num_tokens)
+    if wrong.any():
+        (start, stop), sample = reads[wrong.argmax()].tolist(), samples[wrong.argmax()]
+        raise ValueError(
+            f"{plan!r}: reads returned [{start:,}, {stop:,}) for sample {sample}; expected "
+            f"0 <= start < stop <= {num_tokens:,}"
+        )
+    return reads
 
 
 def masks_targets(plan: BoundPlan) -> bool:

@@ -7,6 +7,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from tokenloader.plans.plan import BoundPlan, Plan, checked_samples, checked_window
 
+_READ_TOKENS = 2**18  # that are read at a time: 512 KiB of uint16
+
 
 @dataclass(frozen=True)
 class SequentialWindows(Plan):
@@ -48,6 +50,13 @@ class _BoundSequentialWindows(BoundPlan):
         index = checked_samples(samples).astype(np.int64)
         left: NDArray[np.int64] = self.num_tokens - 1 - np.minimum(index, self.num_samples) * self.seq_len
         return left.clip(0, self.seq_len)
+
+    def reads(self, samples: ArrayLike) -> NDArray[np.int64]:
+        starts = self.window_starts(samples)
+        size = max(1, _READ_TOKENS // self.seq_len) * self.seq_len
+        begin = starts // size * size
+        stop = np.maximum(begin + size, starts + self.seq_len) + 1  # the last window may end in the next
+        return np.stack([begin, np.minimum(stop, self.num_tokens)], axis=1)
 
     def key(self, until_sample: int) -> str:
         return "SequentialWindows()"

@@ -36,7 +36,8 @@ CACHE_IS_TOLD = sys.platform == "linux"  # whether the system says what is in th
 _MADV_WILLNEED = 3
 _SYS_PROCESS_MADVISE = 440  # on every Linux architecture but alpha
 _MAX_RANGES = 1024  # IOV_MAX
-_READ_AHEAD_BYTES = 128 << 10  # Linux reads at most one read-ahead window a range; the common size
+# Linux reads at most one read-ahead window a range, or the disk's largest request; the common window.
+COMMON_READ_AHEAD_BYTES = 128 << 10
 
 Ranges = NDArray[np.int64]  # [n, 2]: address, length in bytes, 1 or more; as in struct iovec
 
@@ -63,11 +64,14 @@ class KernelAdvice:
         self._copies = linux and hasattr(self._libc, "process_vm_writev")
         self._pidfds: dict[int, int] = {}  # by process: after a fork the parent's advises on the parent
 
-    def start_reading(self, ranges: Ranges) -> None:
-        """Asks for pages to be read into the page cache, and does not wait. A hint: it cannot fail."""
+    def start_reading(self, ranges: Ranges, most_bytes: int = COMMON_READ_AHEAD_BYTES) -> None:
+        """Asks for pages to be read into the page cache, and does not wait. A hint: it cannot fail.
+
+        Of a longer range than most_bytes each part is asked for by itself.
+        """
         if self._linux:
             with suppress(MemoryError):
-                self._advise(_split(_merge(ranges), _READ_AHEAD_BYTES), _MADV_WILLNEED)
+                self._advise(_split(_merge(ranges), most_bytes), _MADV_WILLNEED)
 
     def copy(self, ranges: Ranges, out: NDArray[np.uint8]) -> tuple[int, int]:
         """Fills out with ranges, end to end; waits for what must be read from disk.

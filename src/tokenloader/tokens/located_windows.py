@@ -35,11 +35,31 @@ class LocatedWindows:
     def __len__(self) -> int:
         return len(self._starts)
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether any of the tokens were mapped when the windows were found."""
+        return self._where is not None
+
+    @property
+    def is_over_a_network(self) -> bool:
+        """Whether any of the tokens are in files that a server or a program serves."""
+        memory = self._memory()
+        return memory is not None and memory.is_over_a_network
+
     def prefetch(self) -> None:
         """Starts reading the windows from disk, and does not wait. Does nothing for tokens in RAM."""
         memory = self._memory()
         if memory is not None and self._where is not None:
             memory.kernel.start_reading(page_ranges(self._where.ranges))
+
+    def load(self) -> None:
+        """Has windows read into the page cache in large requests: long ones, which are copied in parts.
+
+        Returns when that is asked. A hint, as `prefetch` is: what cannot be read is an error of who copies.
+        """
+        memory = self._memory()
+        if memory is not None and self._where is not None:
+            memory.load(self._where)
 
     def is_cached(self) -> bool:
         """Whether the first page of the first window is in RAM or in the page cache. A hint, in 2 us."""

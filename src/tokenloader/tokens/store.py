@@ -19,7 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloader.storage.kernel_advice import KERNEL, KernelAdvice, page_ranges
+from tokenloader.storage.kernel_advice import (
+    COMMON_READ_AHEAD_BYTES,
+    KERNEL,
+    KernelAdvice,
+    page_ranges,
+)
 from tokenloader.storage.ram import RamFill
 from tokenloader.tokens.gather import Axis, ByteRanges, slices_between
 from tokenloader.tokens.part import Part
@@ -43,6 +48,11 @@ class Memory:
         self.axis = Axis([part.array for part in parts], joins=not self.is_mapped)
         self._ends = list(accumulate(len(part.array) for part in parts))
 
+    @property
+    def is_over_a_network(self) -> bool:
+        """Whether any of it is mapped from a file that a server or a program serves."""
+        return any(part.file is not None and part.file.is_over_a_network for part in self.parts)
+
     def parts_between(self, begin: int, end: int) -> list[Part]:
         """Returns the parts of tokens [begin, end), end > begin, the first and the last cut to them."""
         return [self.parts[number].cut(within) for number, within in slices_between(self._ends, begin, end)]
@@ -61,6 +71,18 @@ class Memory:
         for number in set(where.stretches.tolist()):
             if (file := self.parts[number].file) is not None:
                 file.check_unchanged()
+
+    def load(self, where: ByteRanges) -> None:
+        """Asks for ranges to be read into the page cache, in requests as large as the disk takes. A hint.
+
+        Returns when that is asked: on a disk whose queue is full, and on some file systems, that takes as
+        long as the reading.
+        """
+        pages = page_ranges(where.ranges)
+        for number in set(where.stretches.tolist()):
+            file = self.parts[number].file
+            most_bytes = COMMON_READ_AHEAD_BYTES if file is None else file.announced_bytes
+            self.kernel.start_reading(pages[where.stretches == number], most_bytes)
 
     def copy(self, start: int, out: NDArray[Any], stride_tokens: int = _STRIDE_TOKENS) -> None:
         """Fills out, [n], with tokens [start, start + n), read from disk a stride ahead of the copying."""
