@@ -188,27 +188,30 @@ def _by_block_size(values: np.ndarray) -> dict[int, float]:
 
 def full_size_costs() -> list[dict[str, Any]]:
     """Returns requests, their size and what is open at a time, for an epoch of the full-size file."""
-    n = FULL_NUM_WINDOWS
-    rows = []
-    for order in (FULL_SHUFFLE, *BLOCKS):
-        num_reads, kib, open_mib = n, (FULL_SEQ_LEN + 1) * 2 / 2**10, None
+    n, rows = FULL_NUM_WINDOWS, []
+    for order, plan in ORDERS.items():
         row: dict[str, Any] = {"order": order}
         if order in BLOCKS:
-            row["block_windows"], row["open_blocks"] = BLOCKS[order].sizes(n, FULL_BATCH_SIZE)
-            reads = _all_reads(ORDERS[order](0, n, FULL_BATCH_SIZE, FULL_SEQ_LEN), n)
-            num_reads, kib = len(reads), (reads[:, 1] - reads[:, 0]).mean() * 2 / 2**10
-            open_mib = row["block_windows"] * row["open_blocks"] * FULL_SEQ_LEN * 2 / 2**20
+            block_windows, open_blocks = BLOCKS[order].sizes(n, FULL_BATCH_SIZE)
+            open_mib = block_windows * open_blocks * FULL_SEQ_LEN * 2 / 2**20
+            row |= {"block_windows": block_windows, "open_blocks": open_blocks, "open_mib": open_mib}
+        num_reads, num_tokens = n, n * (FULL_SEQ_LEN + 1)  # each window by itself
+        reads = _all_reads(plan(0, n, FULL_BATCH_SIZE, FULL_SEQ_LEN))
+        if reads is not None:
+            num_reads, num_tokens = len(reads), int((reads[:, 1] - reads[:, 0]).sum())
         row["requests_per_1000_windows"] = round(1000 * num_reads / n, 3)
-        row["kib_per_request"], row["open_mib"] = round(float(kib), 1), open_mib
+        row["kib_per_request"] = round(num_tokens / num_reads * 2 / 2**10, 1)
         rows.append(row)
     return rows
 
 
-def _all_reads(plan: tl.Plan, num_windows: int) -> np.ndarray:
+def _all_reads(plan: tl.Plan) -> np.ndarray | None:
     bound = plan.bind(FULL_NUM_TOKENS, FULL_SEQ_LEN)
     reads = np.empty((0, 2), np.int64)
-    for begin in range(0, num_windows, 2**20):
-        more = bound.reads(np.arange(begin, min(begin + 2**20, num_windows)))
+    for begin in range(0, FULL_NUM_WINDOWS, 2**20):
+        more = bound.reads(np.arange(begin, min(begin + 2**20, FULL_NUM_WINDOWS)))
+        if more is None:
+            return None
         reads = np.concatenate([reads, more])
         reads = reads[np.unique(reads[:, 0], return_index=True)[1]]
     return reads

@@ -32,18 +32,15 @@ def loss_table(result: dict[str, Any]) -> list[str]:
     ]
     losses = {row["order"]: row["validation_losses"] for row in training["orders"]}
     for order, values in losses.items():
-        cells = [order, "", "a pass in order", "", ""]
-        if order in costs:
-            cost = costs[order]
-            requests = f"{cost['requests_per_1000_windows']:,.3g}"
-            cells[2] = f"{requests} of {cost['kib_per_request']:,.0f} KiB"
-            if order in BLOCKS:
-                cells[1] = f"{cost['open_blocks']:,} of {cost['block_windows']:,} windows"
-                cells[3] = f"{cost['open_mib']:,.0f} MiB"
-                block_windows, open_blocks = training["sizes"][order]
-                cells[4] = f"{open_blocks:,} of {block_windows:,}"
-            else:
-                cells[2] = f"1,000 of {cost['kib_per_request']:,.0f} KiB"
+        cost = costs[order]
+        requests = cost["requests_per_1000_windows"]
+        told = f"{requests:,.0f}" if requests >= 100 else f"{requests:.2f}"
+        cells = [order, "", f"{told} of {cost['kib_per_request']:,.0f} KiB", "", ""]
+        if order in BLOCKS:
+            cells[1] = f"{cost['open_blocks']:,} of {cost['block_windows']:,} windows"
+            cells[3] = f"{cost['open_mib']:,.0f} MiB"
+            block_windows, open_blocks = training["sizes"][order]
+            cells[4] = f"{open_blocks:,} of {block_windows:,}"
         above = [a - b for a, b in zip(values, losses[FULL_SHUFFLE], strict=True)]
         cells += [_spread(values), "" if order == FULL_SHUFFLE else _spread(above)]
         lines.append(f"| {' | '.join(cells)} |")
