@@ -10,7 +10,7 @@ number of them that are of a sample's block, itself included, averaged over samp
 An epoch has n windows. `within` is the intraclass correlation; `between`, that of windows of different
 blocks, is the negative number that makes the sum over all pairs zero. c is 1 where each sample is of a
 block of its own, and grows with m to W at most. The measured ratio is over many epochs, each of a seed.
-Left out are the blocks that the ends of lanes cut: both parts are used at the same time as an epoch ends.
+Left out are the blocks that the ends of lanes cut, of which each lane uses a part.
 
 Source: the design effect of a sample of clusters, Kish, "Survey Sampling" (1965), for clusters of which a
 part is drawn.
