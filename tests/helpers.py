@@ -213,7 +213,8 @@ class WatchedWindows:
     def __init__(self, windows, before):
         self.windows, self.before = windows, before
         self.is_cached, self.prefetch = windows.is_cached, windows.prefetch
-        self.first_not_cached, self.is_mapped = windows.first_not_cached, windows.is_mapped
+        self.first_not_cached, self.load = windows.first_not_cached, windows.load
+        self.is_mapped, self.is_over_a_network = windows.is_mapped, windows.is_over_a_network
 
     def copy(self):
         if threading.current_thread() is not threading.main_thread():
@@ -234,20 +235,20 @@ def watched_tokens(before, array):
 
 
 class RecordedTokens:
-    """Tokens, and a log of all prefetches and gathers of their windows: (kind, starts, length).
+    """Tokens, and a log of all prefetches, loads and gathers of their windows: (kind, starts, length).
 
     Where `cached` is given, all windows say that they are in memory, or that none is.
     """
 
-    def __init__(self, array, cached=None):
-        self.tokens, self.log, self.cached = tl.open_tokens(array), [], cached
+    def __init__(self, source, cached=None):
+        self.tokens, self.log, self.cached = tl.open_tokens(source), [], cached
         locate = self.tokens.locate
         self.tokens.locate = lambda starts, length: RecordedWindows(
             self, locate(starts, length), np.asarray(starts).tolist(), length
         )
 
     def asked(self, kind):
-        """(starts, length) of all that was prefetched, or gathered."""
+        """(starts, length) of all that was prefetched, loaded, or gathered."""
         return [windows for asked, *windows in self.log if asked == kind]
 
 

@@ -54,9 +54,9 @@ class RecordingKernel(KernelAdvice):
         super().__init__(**arguments)
         self.announced = []
 
-    def start_reading(self, ranges):
+    def start_reading(self, ranges, *most_bytes):
         self.announced += ranges.tolist()
-        super().start_reading(ranges)
+        super().start_reading(ranges, *most_bytes)
 
 
 def watch_reads(monkeypatch, fails_at=None):

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from helpers import OverProcesses, RecordedTokens, naive_gather
 from jax.sharding import SingleDeviceSharding
+from token_files import write_npy
 
-from tokenloader import RandomWindows, SequentialWindows, ShuffledEpochs, open_tokens
+from tokenloader import RandomWindows, SequentialWindows, ShuffledBlocks, ShuffledEpochs, open_tokens
 from tokenloader.loader.pipeline import produce
 from tokenloader.loader.read_ahead import GROUPS_WITHOUT_MISS
 from tokenloader.loader.sharding import resolve_sharding
-from tokenloader.loader.stats import Counters, count_page_faults
+from tokenloader.loader.stats import Counters, count_disk_reads, count_page_faults
 from tokenloader.plans.cursor import BatchSizeSchedule, Cursor
 
 N, T = 1000, 9
@@ -29,6 +30,42 @@ def blocks_of(tokens, plan, batch_size, stop_step, *, group=1, counters=None, **
     placement = resolve_sharding(None, batch_size, T)
     cursor = Cursor(plan.bind(N, T), BatchSizeSchedule.constant(batch_size), 0, stop_step)
     return produce(tokens, cursor, placement, group, counters or Counters(), **injected)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """TOKENS in a file."""
+    return write_npy(tmp_path / "t.npy", TOKENS)
+
+
+BLOCKS = ShuffledBlocks(seed=0, block_tokens=90, open_blocks=4)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_blocks_are_loaded_before_the_gather_of_their_step_and_no_window_is_announced(path, group):
+    recorded = RecordedTokens(path, cached=False)
+    for _ in blocks_of(recorded.tokens, BLOCKS, 2, 100, group=group):
+        pass
+    assert recorded.asked("prefetch") == []
+    loaded = set()
+    for kind, starts, length in recorded.log:
+        if kind == "load":
+            assert (starts[0], length) not in loaded
+            loaded.add((starts[0], length))
+        else:
+            for start in starts:
+                assert any(at <= start and start + T + 1 <= at + size for at, size in loaded)
+    assert len(loaded) > 20
+
+
+def test_windows_are_announced_where_a_block_was_evicted_before_its_time(path):
+    reads = itertools.chain([0, 0] * 100, [0, 1], itertools.repeat(0))
+    recorded = RecordedTokens(path)
+    counters = Counters(count_reads=reads.__next__)
+    for _ in blocks_of(recorded.tokens, BLOCKS, 2, 200, ahead_windows=16, counters=counters):
+        pass
+    assert len(recorded.asked("prefetch")) == GROUPS_WITHOUT_MISS
+    assert recorded.asked("prefetch")[0] == recorded.asked("gather")[101 + 8]
 
 
 def test_each_step_is_announced_once_in_order_and_well_before_it_is_gathered():
@@ -44,10 +81,10 @@ def test_each_step_is_announced_once_in_order_and_well_before_it_is_gathered():
     assert [kind for kind, *_ in recorded.log[:10]] == ["prefetch"] * 9 + ["gather"]
 
 
-def test_a_fault_while_gathering_counts_as_a_miss():
-    faults = itertools.chain([0, 0] * 100, [0, 1], itertools.repeat(0))
+def test_a_page_that_was_read_while_gathering_counts_as_a_miss():
+    reads = itertools.chain([0, 0] * 100, [0, 1], itertools.repeat(0))
     recorded = RecordedTokens(TOKENS, cached=True)
-    counters = Counters(count_faults=faults.__next__)
+    counters = Counters(count_reads=reads.__next__)
     for _ in blocks_of(recorded.tokens, RandomWindows(0), 2, 200, ahead_windows=16, counters=counters):
         pass
     assert len(recorded.asked("gather")) == 200
@@ -188,17 +225,20 @@ def test_counters_are_the_seconds_and_faults_of_each_part():
     assert (counters.batches, counters.waiting.seconds) == (0, 0.0)  # the caller's
 
 
-def test_major_page_faults_are_those_of_the_thread_where_the_system_tells(monkeypatch):
+@pytest.mark.parametrize(
+    ("count", "field"), [(count_page_faults, "ru_majflt"), (count_disk_reads, "ru_inblock")]
+)
+def test_faults_and_reads_are_those_of_the_thread_where_the_system_tells(count, field, monkeypatch):
     asked = []
 
     def getrusage(who):
         asked.append(who)
-        return types.SimpleNamespace(ru_majflt=42)
+        return types.SimpleNamespace(**{field: 42})
 
     monkeypatch.setattr(resource, "getrusage", getrusage)
     monkeypatch.setattr(resource, "RUSAGE_THREAD", "this thread", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert count_page_faults() == 42
+    assert count() == 42
     assert asked == ["this thread"]
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert count_page_faults() == 0
+    assert count() == 0

@@ -98,3 +98,38 @@ def test_announcing_begins_again_when_the_cache_is_lost_and_ends_when_it_is_back
     assert True in found
     assert sum(found) <= limit
     assert not found[-1]
+
+
+def test_where_blocks_are_read_windows_are_announced_after_a_miss_alone():
+    tokens, limit = recorded(cached=False), 6
+    ahead = ReadAhead(located(tokens), DEPTH, limit, reads_blocks=True)
+    assert not any(announced(ahead, tokens, 50))
+    ahead.missed()
+    found = announced(ahead, tokens, 50)
+    assert found == [False] * DEPTH + [True] * limit + [False] * (50 - DEPTH - limit)
+
+
+def test_where_blocks_are_read_the_page_cache_is_not_asked():
+    tokens = recorded()
+    tokens.cached = None
+    asked = []
+    tokens.tokens.locate = lambda starts, length, locate=tokens.tokens.locate: Asked(
+        locate(starts, length), asked
+    )
+    ahead = ReadAhead(located(tokens), DEPTH, reads_blocks=True)
+    for _ in range(10):
+        ahead.next()
+    assert asked == []
+    ReadAhead(located(tokens), DEPTH).next()
+    assert len(asked) == 1 + DEPTH
+
+
+class Asked:
+    """Windows that tell when they are asked whether they are cached."""
+
+    def __init__(self, windows, asked):
+        self.prefetch, self.asked = windows.prefetch, asked
+
+    def is_cached(self):
+        self.asked.append(self)
+        return True

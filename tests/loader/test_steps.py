@@ -1,12 +1,20 @@
 """Steps: the plan at each step's own samples, for the rows that this process holds."""
 
+import itertools
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from tokenloader import BoundPlan, RandomWindows, SequentialWindows, ShuffledEpochs
-from tokenloader.loader.steps import PLANNED_SAMPLES, plan_steps
+from tokenloader import BoundPlan, RandomWindows, SequentialWindows, ShuffledBlocks, ShuffledEpochs
+from tokenloader.loader.steps import (
+    PLANNED_READS,
+    PLANNED_SAMPLES,
+    REMEMBERED_SAMPLES,
+    Read,
+    plan_reads,
+    plan_steps,
+)
 from tokenloader.plans.cursor import BatchSizeSchedule, Cursor
 
 N, T = 1000, 9
@@ -80,14 +88,17 @@ def test_a_plan_without_valid_targets_has_none():
 class Mine(BoundPlan):
     num_samples = None
 
-    def __init__(self, starts):
-        self.starts_of = starts
+    def __init__(self, starts, reads=None):
+        self.starts_of, self.reads_of = starts, reads
 
     def __repr__(self):
         return "Mine()"
 
     def window_starts(self, samples):
         return self.starts_of(samples)
+
+    def reads(self, samples):
+        return None if self.reads_of is None else self.reads_of(samples)
 
     def key(self, until_sample):
         return "Mine()"
@@ -110,3 +121,95 @@ def test_starts_may_be_a_list():
     mine = Mine(lambda samples: [int(sample) % 7 for sample in samples])
     cursor = Cursor(mine, ENDLESS(5), 1, None)
     assert next(plan_steps(cursor, np.arange(3))).window_starts.tolist() == [5, 6, 0]
+
+
+# Reads
+
+
+def naive_reads(bound, batch_size, rows, num_steps):
+    """Each read of the first steps, at the step that needs it first, in the order of their samples."""
+    first = {}
+    for step in range(num_steps):
+        for start, stop in bound.reads(step * batch_size + rows).tolist():
+            first.setdefault((start, stop), step)
+    return [Read(step, start, stop) for (start, stop), step in first.items()]
+
+
+@pytest.mark.parametrize("plan", [SequentialWindows(), ShuffledBlocks(3, block_tokens=100, open_blocks=4)])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [1, 2], [4, 0]])
+@pytest.mark.parametrize("planned_samples", [1, 30, 4096])
+def test_each_read_comes_once_with_the_first_step_that_needs_it(plan, rows, planned_samples):
+    rows, num_steps = np.array(rows), 20
+    bound = plan.bind(N, T)
+    planned = list(plan_reads(cursor_at(plan, 5, 0, num_steps), rows, N, planned_samples))
+    assert [read for some in planned for read in some.reads] == naive_reads(bound, 5, rows, num_steps)
+    chunk = max(1, planned_samples // len(rows))
+    assert [some.stop_step for some in planned] == [
+        *range(chunk, num_steps, chunk),
+        num_steps,
+    ]
+
+
+def test_reads_go_on_from_the_step_of_a_cursor():
+    plan, rows = ShuffledBlocks(3, block_tokens=100, open_blocks=4), np.arange(5)
+    some = next(plan_reads(cursor_at(plan, 5, 7), rows, N, 30))
+    expected = plan.bind(N, T).reads(35 + np.arange(30)).tolist()
+    assert some.stop_step == 13
+    assert some.reads[0] == (7, *expected[0])
+    assert {read[1:] for read in some.reads} == set(map(tuple, expected))
+
+
+@pytest.mark.parametrize("plan", [RandomWindows(0), ShuffledEpochs(0)])
+def test_a_plan_whose_windows_are_read_by_themselves_has_no_reads(plan):
+    assert list(plan_reads(cursor_at(plan, 5), np.arange(5), N)) == []
+
+
+def test_a_read_comes_again_when_it_was_not_needed_for_as_many_samples_as_are_remembered():
+    # Each sample has a read of its own, but every 10,000th the first's, until it is needed no more.
+    def reads(samples):
+        is_first = (samples % 10_000 == 0) & (samples < 100_000) | (samples == 200_000)
+        starts = np.where(is_first, 0, samples)
+        return np.stack([starts, starts + 1], axis=1)
+
+    cursor = Cursor(Mine(None, reads), ENDLESS(1), 0, 210_000)
+    steps = [read.step for some in plan_reads(cursor, np.arange(1), 10**6) for read in some.reads]
+    assert steps == [step for step in range(210_000) if not step or step % 10_000 or step >= 100_000]
+    assert 90_000 + REMEMBERED_SAMPLES + PLANNED_READS < 200_000
+
+
+def test_open_blocks_are_read_once_however_many():
+    plan, num_tokens = ShuffledBlocks(3, block_tokens=2 * T, open_blocks=50_000), 4 * 50_000 * T
+    cursor = Cursor.begin(plan.bind(num_tokens, T), 100)
+    some = itertools.islice(plan_reads(cursor, np.arange(100), num_tokens), 10)
+    reads = [read[1:] for part in some for read in part.reads]
+    assert len(reads) == len(set(reads)) > 50_000
+
+
+def test_processes_that_hold_rows_of_different_lanes_read_different_blocks():
+    plan = ShuffledBlocks(3, block_tokens=1000, open_blocks=64)
+    bound = plan.bind(10**6, T)
+    for num_hosts in (2, 4, 16):
+        read = []
+        for host in range(num_hosts):
+            rows = np.arange(32 // num_hosts) + host * (32 // num_hosts)
+            cursor = Cursor.begin(bound, 32)
+            some = next(plan_reads(cursor, rows, 10**6, 8192 // num_hosts))
+            assert some.stop_step == 256
+            read.append({read[1:] for read in some.reads})
+        assert sum(map(len, read)) == len(set.union(*read))
+        num_tokens = [sum(stop - start for start, stop in own) for own in read]
+        assert max(num_tokens) * num_hosts <= 1.3 * sum(num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (lambda samples: samples, r"reads returned int64\[16384\] for 16384 samples; .* \[16384, 2\]"),
+        (lambda samples: np.ones((len(samples), 2)), r"reads returned float64\[16384, 2\] for 16384"),
+        (lambda samples: [[0, 7]] * 4000, r"reads returned int64\[4000, 2\] for 16384"),
+        (lambda samples: [[0, 7]] * 4000 + [[0, 8]] * 12384, r"reads returned \[0, 8\) for sample 4000;"),
+    ],
+)
+def test_a_plan_whose_reads_are_not_one_range_of_tokens_a_sample_is_an_error_that_names_it(given, named):
+    with pytest.raises(ValueError, match=rf"^Mine\(\): {named}"):
+        next(plan_reads(Cursor.begin(Mine(None, given), 2), np.arange(2), 7))

@@ -96,6 +96,21 @@ def test_long_ranges_are_asked_for_in_lengths_that_the_kernel_serves_whole():
     assert ends[-1] == base + PAGES * PAGE
 
 
+@linux
+@pytest.mark.parametrize("most_pages", [1, 7, 256, PAGES, 1000])
+def test_ranges_are_asked_for_in_lengths_of_as_many_bytes_as_are_told(most_pages):
+    libc = Libc()
+    kernel = KernelAdvice(linux=True, in_bulk=False, libc=libc)
+    ranges = np.array([[1000 * PAGE, PAGES * PAGE], [10 * PAGE, 3 * PAGE]])
+    kernel.start_reading(ranges, most_pages * PAGE)
+    expected = [
+        (address + at, min(most_pages * PAGE, length - at))
+        for address, length in ranges[::-1].tolist()
+        for at in range(0, length, most_pages * PAGE)
+    ]
+    assert [advised[:2] for advised in libc.advised] == expected
+
+
 def test_windows_that_touch_are_asked_for_together():
     libc = Libc()
     kernel = KernelAdvice(linux=True, in_bulk=False, libc=libc)

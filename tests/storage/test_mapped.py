@@ -15,7 +15,9 @@ from token_files import random_tokens, write_npy, written_extent
 
 from tokenloader import open_tokens
 from tokenloader.formats.extent import Extent
+from tokenloader.storage.file_systems import file_system_type, is_over_a_network
 from tokenloader.storage.mapped import map_read_only, open_file
+from tokenloader.storage.request_size import announced_bytes
 from tokenloader.tokens.opening import join
 
 TOKENS = random_tokens(3000)
@@ -48,6 +50,29 @@ def test_a_mapping_cannot_be_written_to(tmp_path):
         tokens[0] = 1
     with pytest.raises(ValueError, match="WRITEABLE"):
         tokens.flags.writeable = True
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells, others do not")
+def test_a_mapping_is_private_for_file_systems_that_share_none(tmp_path):
+    # FUSE with direct_io, as of gcsfuse and s3fs with some options, refuses MAP_SHARED with ENODEV.
+    extent = written_extent(tmp_path / "t", TOKENS)
+    tokens, _ = map_read_only(extent)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert [line.split()[1] for line in maps if str(extent.path) in line] == ["r--p"]
+    assert len(tokens) == len(TOKENS)
+
+
+def test_a_held_file_tells_how_it_is_read_as_the_system_tells_of_its_file_system(tmp_path):
+    _, file = map_read_only(written_extent(tmp_path / "t", TOKENS))
+    assert file.announced_bytes == announced_bytes(file.fileno())
+    assert file.is_over_a_network == is_over_a_network(file_system_type(file.fileno()) or "")
+
+
+@pytest.mark.parametrize(("type_", "expected"), [("nfs4", True), ("ext4", False), (None, False)])
+def test_a_held_file_is_over_a_network_by_its_file_system(tmp_path, monkeypatch, type_, expected):
+    monkeypatch.setattr("tokenloader.storage.mapped.file_system_type", lambda descriptor: type_)
+    _, file = map_read_only(written_extent(tmp_path / "t", TOKENS))
+    assert file.is_over_a_network is expected
 
 
 def test_the_tokens_hold_their_mapping(tmp_path):

@@ -13,8 +13,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from queue import SimpleQueue
-from typing import NamedTuple
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 from tokenloader.loader.prefetch import start_thread
 from tokenloader.loader.steps import Read, StepReads
@@ -27,11 +29,8 @@ _AHEAD_WINDOWS, _AHEAD_BYTES = 1 << 15, 64 << 20
 _MOST_AHEAD_BYTES = 512 << 20  # of blocks, whatever their steps
 _NUM_THREADS, _NUM_THREADS_OVER_A_NETWORK = 1, 16
 
-
-class _Block(NamedTuple):
-    step: int  # the first that needs it
-    num_tokens: int
-    is_read: threading.Event
+# What the threads wait for: tokens to read, and what tells that this is done; None ends a thread.
+_Queue: TypeAlias = SimpleQueue[tuple[LocatedWindows, Future[None]] | None]
 
 
 class BlockReader:
@@ -39,95 +38,99 @@ class BlockReader:
 
     Args:
         plan: the blocks, in the order of their steps.
-        step_windows: windows of a step, of step_bytes together.
+        ahead_steps: how many steps ahead, 1 or more.
+        most_ahead_bytes: of blocks of later steps; the last of them may go beyond.
+
+    Attributes:
+        has_blocks: whether the plan reads any.
     """
 
     def __init__(
         self,
         tokens: TokenArray,
         plan: Iterator[StepReads],
-        step_windows: int,
-        step_bytes: int,
+        ahead_steps: int,
         *,
-        ahead_bytes: int = _AHEAD_BYTES,
         most_ahead_bytes: int = _MOST_AHEAD_BYTES,
     ) -> None:
-        self._tokens, self._plan = tokens, plan
-        self._ahead_steps = max(1, min(_AHEAD_WINDOWS // step_windows, ahead_bytes // step_bytes))
+        self._tokens, self._plan, self._ahead_steps = tokens, plan, ahead_steps
         self._most_ahead_tokens = most_ahead_bytes // tokens.dtype.itemsize
-        self._reads: deque[Read] = deque()  # planned, and not submitted yet
-        self._blocks: deque[_Block] = deque()  # submitted, and not waited for yet
-        self._ahead_tokens = 0  # in those
+        self._planned: deque[Read] = deque()  # and not submitted yet
+        self._submitted: deque[tuple[Read, Future[None]]] = deque()  # and not waited for yet
+        self._submitted_tokens = 0
         self._stop_step: int | None = 0  # the first that is not planned; None: none is
         self._plan_more()
         self.has_blocks = self._stop_step is not None
         self._queue: _Queue | None = None
 
-    def wait_for(self, step: int) -> None:
-        """Waits for the blocks of all steps up to this one, and has those of later steps read meanwhile."""
+    def submit(self, step: int) -> None:
+        """Has the blocks of all steps up to this one read, and of those that follow it; does not wait.
+
+        Raises what the plan does; ValueError if the tokens are closed.
+        """
         while self._stop_step is not None and self._stop_step <= step:
             self._plan_more()
         if self._stop_step is not None and self._stop_step <= step + self._ahead_steps:
             self._plan_more()  # one more a call, so that no batch waits for all the planning
-        while self._reads and (
-            self._reads[0].step <= step
-            or (
-                self._reads[0].step <= step + self._ahead_steps
-                and self._ahead_tokens < self._most_ahead_tokens
-            )
-        ):
-            self._submit(self._reads.popleft())
-        while self._blocks and self._blocks[0].step <= step:
-            block = self._blocks.popleft()
-            self._ahead_tokens -= block.num_tokens
-            block.is_read.wait()
+        while self._planned and self._planned[0].step <= step + self._ahead_steps:
+            if self._planned[0].step > step and self._submitted_tokens >= self._most_ahead_tokens:
+                break
+            self._submit(self._planned.popleft())
+
+    def wait_for(self, step: int) -> None:
+        """Waits until the kernel is told of the blocks of all steps up to this one."""
+        while self._submitted and self._submitted[0][0].step <= step:
+            read, done = self._submitted.popleft()
+            self._submitted_tokens -= read.num_tokens
+            done.result()
 
     def _plan_more(self) -> None:
         planned = next(self._plan, None)
         self._stop_step = None if planned is None else planned.stop_step
-        self._reads.extend(() if planned is None else planned.reads)
+        self._planned.extend(() if planned is None else planned.reads)
 
     def _submit(self, read: Read) -> None:
-        num_tokens = read.stop - read.start
-        windows = self._tokens.locate([read.start], num_tokens)
+        windows = self._tokens.locate([read.start], read.num_tokens)
         if not windows.is_mapped:  # in RAM by now, for good
             self._stop_step = None
-            self._reads.clear()
+            self._planned.clear()
             return
         if self._queue is None:
             self._queue = self._start_threads(windows.is_over_a_network)
-        block = _Block(read.step, num_tokens, threading.Event())
-        self._queue.items.put((windows, block.is_read))
-        self._blocks.append(block)
-        self._ahead_tokens += num_tokens
+        done: Future[None] = Future()
+        self._queue.put((windows, done))
+        self._submitted.append((read, done))
+        self._submitted_tokens += read.num_tokens
 
-    def _start_threads(self, is_over_a_network: bool) -> "_Queue":
-        queue = _Queue()
+    def _start_threads(self, is_over_a_network: bool) -> _Queue:
+        queue: _Queue = SimpleQueue()
         num_threads = _NUM_THREADS_OVER_A_NETWORK if is_over_a_network else _NUM_THREADS
-        weakref.finalize(self, queue.stop, num_threads).atexit = False
+        weakref.finalize(self, _stop, queue, num_threads).atexit = False
         for _ in range(num_threads):
             start_thread(threading.Thread(target=_run, args=(queue,), name="tokenloader-read", daemon=True))
         return queue
 
 
-class _Queue:
-    """What the threads wait for: tokens to read, and an event to set when that is done."""
-
-    def __init__(self) -> None:
-        self.items: SimpleQueue[tuple[LocatedWindows, threading.Event] | None] = SimpleQueue()
-        self.is_stopped = False
-
-    def stop(self, num_threads: int) -> None:
-        """Ends the threads after the block that each is reading."""
-        self.is_stopped = True
-        for _ in range(num_threads):
-            self.items.put(None)
+def ahead_steps(num_windows: int, window_bytes: int) -> int:
+    """Returns how many steps ahead to read blocks, for steps of so many windows."""
+    return max(1, min(_AHEAD_WINDOWS, _AHEAD_BYTES // window_bytes) // num_windows)
 
 
 def _run(queue: _Queue) -> None:
-    while (item := queue.items.get()) is not None and not queue.is_stopped:
-        windows, is_read = item
+    while (item := queue.get()) is not None:
+        windows, done = item
         try:
             windows.load()
-        finally:
-            is_read.set()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+
+def _stop(queue: _Queue, num_threads: int) -> None:
+    """Ends the threads after the block that each is reading."""
+    with suppress(Empty):
+        while True:
+            queue.get_nowait()
+    for _ in range(num_threads):
+        queue.put(None)

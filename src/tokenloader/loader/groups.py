@@ -26,6 +26,11 @@ class Group(NamedTuple):
     window_starts: NDArray[np.int64]  # [group size, n]
     valid_targets: NDArray[np.int32] | None  # [group size, n, 1]
 
+    @property
+    def last_step(self) -> int:
+        """Number of the last step that is not repeated."""
+        return self.step + self.num_steps - 1
+
     def split(self) -> Iterator[Group]:
         """Yields each step as a group of its own."""
         for i in range(self.num_steps):

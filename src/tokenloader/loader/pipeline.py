@@ -14,7 +14,7 @@ import numpy as np
 from jax.profiler import TraceAnnotation
 
 from tokenloader.formats.quoting import printable
-from tokenloader.loader.block_reader import BlockReader
+from tokenloader.loader.block_reader import BlockReader, ahead_steps
 from tokenloader.loader.groups import Group, group_steps
 from tokenloader.loader.read_ahead import AHEAD_WINDOWS, Located, ReadAhead, read_ahead_depth
 from tokenloader.loader.sharding import Placement
@@ -55,8 +55,8 @@ def produce(
     depth = read_ahead_depth(group_size * len(placement.rows), window_bytes, ahead_windows)
     locate = partial(_locate, tokens, placement)
     reads = plan_reads(cursor, placement.rows, len(tokens))
-    num_rows, row_bytes = len(placement.rows), (placement.seq_len + 1) * tokens.dtype.itemsize
-    blocks = BlockReader(tokens, reads, num_rows, num_rows * row_bytes)
+    row_bytes = (placement.seq_len + 1) * tokens.dtype.itemsize
+    blocks = BlockReader(tokens, reads, ahead_steps(len(placement.rows), row_bytes))
     ahead = ReadAhead(map(locate, groups), depth, reads_blocks=blocks.has_blocks)
     send = partial(_send, placement, counters, blocks, ahead)
     while True:
@@ -64,8 +64,9 @@ def produce(
         counters.task = "planning", None
         with TraceAnnotation("tokenloader.read_ahead"):
             located = ahead.next()
-        if located is None:
-            return
+            if located is None:
+                return
+            blocks.submit(located.group.last_step)
         try:
             block = send(located)
         except Exception:
@@ -89,11 +90,11 @@ def _send(
     group, windows = located
     counters.task = "reading", located
     with TraceAnnotation("tokenloader.gather"), counters.gathering:
-        blocks.wait_for(group.step + group.num_steps - 1)
-        faults_before = counters.count_faults()
+        blocks.wait_for(group.last_step)
+        faults, reads = counters.count_faults(), counters.count_reads()
         block = windows.copy()
-        if faults := counters.count_faults() - faults_before:
-            counters.major_page_faults += faults
+        counters.major_page_faults += counters.count_faults() - faults
+        if counters.count_reads() > reads:  # of pages that nobody had announced, or that were evicted
             ahead.missed()
     counters.task = "sending", located
     with TraceAnnotation("tokenloader.transfer"), counters.transferring:
@@ -106,7 +107,7 @@ def task_in_words(task: tuple[str, Located | None]) -> str:
     doing, located = task
     if located is None:
         return "is asking the plan for the next windows, and announcing them to the disk"
-    first, last = located.group.step, located.group.step + located.group.num_steps - 1
+    first, last = located.group.step, located.group.last_step
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     if doing == "sending":
         return f"is sending {steps} to the devices"

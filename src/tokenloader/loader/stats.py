@@ -21,8 +21,8 @@ class LoaderStats:
         gather_seconds: the background thread's time for copying windows (and waiting for the disk).
         transfer_seconds: the background thread's time in device_put. On accelerators the copy itself
             goes on after that.
-        major_page_faults: pages that were not in memory when the background thread gathered them.
-            0 where the system does not tell it for a thread.
+        major_page_faults: pages that the background thread had to wait for when it gathered them. 0 where
+            the system does not tell it for a thread.
     """
 
     __module__ = "tokenloader"
@@ -37,6 +37,14 @@ class LoaderStats:
 def count_page_faults() -> int:
     """Returns the major page faults of the calling thread so far; 0 where the system does not tell."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt if sys.platform == "linux" else 0
+
+
+def count_disk_reads() -> int:
+    """Returns the disk blocks that the calling thread had read so far; 0 where the system does not tell.
+
+    Not those that it waited for, and another thread had announced; page faults count these too.
+    """
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock if sys.platform == "linux" else 0
 
 
 class Stopwatch:
@@ -71,6 +79,7 @@ class Counters:
     task: tuple[str, Located | None] = ("planning", None)  # of the background thread; see `task_in_words`
     clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)  # seconds
     count_faults: Callable[[], int] = count_page_faults  # of the calling thread
+    count_reads: Callable[[], int] = count_disk_reads  # likewise
 
     def __post_init__(self) -> None:
         self.waiting, self.gathering, self.transferring = (Stopwatch(self.clock) for _ in range(3))

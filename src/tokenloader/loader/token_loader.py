@@ -56,8 +56,8 @@ class TokenLoader(Generic[T]):
         tokens: from `open_tokens`. Stays open when the loader is closed.
         batch_size: rows of the global batch, over all processes, 1 or more.
         seq_len: inputs in a row, 1 or more; a window has one token more.
-        plan: which windows, in which order: RandomWindows, ShuffledEpochs, SequentialWindows, Mixture, or
-            a subclass of `Plan`.
+        plan: which windows, in which order: ShuffledEpochs, ShuffledBlocks, RandomWindows,
+            SequentialWindows, Mixture, or a subclass of `Plan`. docs/plans.md says when to choose which.
         sharding: where batches go: a jax.Device, or a jax.sharding.Sharding of [batch_size, seq_len],
             over the devices of this process, of all, or of some. It may split rows, sequences or both, each
             over one mesh axis or several. A PartitionSpec, or a NamedSharding over an AbstractMesh, is over

@@ -22,6 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 class Plan(ABC):
     """Which window of the token axis each sample of a run is. Subclass it for a plan of your own.
 
+    docs/plans.md has one whose windows come in blocks (`BoundPlan.reads`).
+
     Example:
         >>> class EveryTenth(tl.Plan):
         ...     def bind(self, num_tokens, seq_len):

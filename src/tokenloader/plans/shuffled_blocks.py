@@ -55,7 +55,7 @@ class ShuffledBlocks(Plan):
             plan is ShuffledEpochs(seed, num_epochs). 2**18 tokens of uint16 are reads of 512 KiB.
         open_blocks: blocks in use at a time, 1 to 2**24. Where the tokens have fewer, it is halved until
             they have as many. Processes read different blocks where it is a multiple of the batch size, and
-            in a Mixture of each source's rows in a batch.
+            in a Mixture of each source's rows in a batch. docs/plans.md says how to choose both.
         num_epochs: epochs after which the plan ends; None: it never does. The order does not depend on
             it. A last batch that would not be full is left out.
 

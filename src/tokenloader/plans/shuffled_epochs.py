@@ -20,6 +20,7 @@ class ShuffledEpochs(Plan):
     fewer than `2 * seq_len` tokens, some before the first window and some after the last; how many
     before (the phase) is drawn anew for each epoch. So from epoch to epoch every document is cut
     elsewhere and other tokens are left out. Epochs follow each other without a gap, also inside a batch.
+    Each window is a read of its own; on a disk with few reads a second, see `ShuffledBlocks`.
 
     Args:
         seed: 0 <= seed < 2**64. Order and phase are hashes of (seed, epoch).

@@ -34,6 +34,7 @@ class HeldFile:
 
     Attributes:
         name: its path when it was opened.
+        device: a number, equal for all files of a file system.
     """
 
     def __init__(self, name: str, descriptor: int, identity: FileIdentity | None = None) -> None:
@@ -42,6 +43,7 @@ class HeldFile:
         # At exit threads may still read.
         weakref.finalize(self, os.close, descriptor).atexit = False
         self._identity = identity or FileIdentity.of(descriptor)
+        self.device = self._identity.device
 
     def fileno(self) -> int:
         """Returns the descriptor, for calls that do not move its position."""

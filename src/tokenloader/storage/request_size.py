@@ -6,12 +6,12 @@ from pathlib import Path
 from tokenloader.storage.kernel_advice import COMMON_READ_AHEAD_BYTES
 
 
-def announced_bytes(descriptor: int) -> int:
+def announced_bytes(descriptor: int, sys: Path = Path("/sys")) -> int:
     """Returns how many bytes of a file the kernel reads for one announcement; what goes beyond is ignored.
 
     That is the greater of the disk's read-ahead window and its largest request (mm/readahead.c of Linux).
     """
-    device, sys = os.fstat(descriptor).st_dev, Path("/sys")
+    device = os.fstat(descriptor).st_dev
     name = f"{os.major(device)}:{os.minor(device)}"  # another mount's, when this one has gone
     disk = sys / "dev" / "block" / name
     found = [COMMON_READ_AHEAD_BYTES >> 10]
