@@ -1,4 +1,4 @@
-"""report: writes the README's tables and plots from benchmarks/results/*.json and nothing else."""
+"""report: writes the tables and plots of the pages from benchmarks/results/*.json and nothing else."""
 
 from __future__ import annotations
 
@@ -8,29 +8,39 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks import shuffle_report
 from benchmarks.cold import FIO_WINDOWS
 from benchmarks.measure import RESULTS
 from benchmarks.slow import BLOCKS, EPOCHS, FIO, IN_ORDER
 
 README = Path(__file__).parent.parent / "README.md"
+PLANS = README.parent / "docs" / "plans.md"
 PLOT = RESULTS / "warm.svg"
+SHUFFLE_PLOT = RESULTS / "shuffle.svg"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", action="store_true", help="fail if the README is not up to date")
+    parser.add_argument("--check", action="store_true", help="fail if a page is not up to date")
 
 
 def run(options: argparse.Namespace) -> None:
     results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    text = README.read_text()
-    updated = _between_markers(text, "results", results_section(results))
+    sections = [(README, "results", results_section(results))]
+    if "shuffle" in results:
+        tables = shuffle_report.sections(results["shuffle"])
+        sections += [(PLANS, name, table) for name, table in tables.items()]
+    for page, name, content in sections:
+        updated = _between_markers(page, name, content)
+        if not options.check:
+            page.write_text(updated)
+        elif updated != page.read_text():
+            raise SystemExit(f"{page.name} is not what the results say: python -m benchmarks report")
     if options.check:
-        if updated != text:
-            raise SystemExit("README.md is not what the results say: python -m benchmarks report")
         return
-    README.write_text(updated)
     if "warm" in results:
         plot_warm(results["warm"], PLOT)
+    if "shuffle" in results:
+        shuffle_report.plot(results["shuffle"], SHUFFLE_PLOT)
 
 
 def results_section(results: dict[str, dict[str, Any]]) -> str:
@@ -211,8 +221,9 @@ def _relative(path: Path) -> str:
     return path.relative_to(README.parent).as_posix()
 
 
-def _between_markers(text: str, name: str, content: str) -> str:
+def _between_markers(page: Path, name: str, content: str) -> str:
+    text = page.read_text()
     pattern = re.compile(rf"(<!-- {name}: .*? -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(text):
-        raise SystemExit(f"README.md has no <!-- {name}: --> and <!-- /{name} --> to write between")
+        raise SystemExit(f"{page.name} has no <!-- {name}: --> and <!-- /{name} --> to write between")
     return pattern.sub(lambda match: f"{match[1]}{content}\n{match[2]}", text)

@@ -78,7 +78,7 @@ def measure_step(path: Path, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def _train_step(shape: dict[str, int]) -> tuple[Callable[..., Any], Any]:
-    with _importable(EXAMPLES):
+    with examples_importable():
         import gpt2
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     sizes = {name: shape[name] for name in ("num_layers", "num_heads", "width", "seq_len")}
@@ -110,9 +110,9 @@ def _train_step(shape: dict[str, int]) -> tuple[Callable[..., Any], Any]:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
+def examples_importable() -> Iterator[None]:
+    sys.path.insert(0, str(EXAMPLES))
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        sys.path.remove(str(EXAMPLES))
