@@ -1,6 +1,5 @@
 """Steps: the plan at each step's own samples, for the rows that this process holds."""
 
-import itertools
 from itertools import islice
 
 import numpy as np
@@ -177,10 +176,19 @@ def test_a_read_comes_again_when_it_was_not_needed_for_as_many_samples_as_are_re
     assert 90_000 + REMEMBERED_SAMPLES + PLANNED_READS < 200_000
 
 
+def test_steps_of_more_samples_than_are_remembered_have_their_reads():
+    rows = np.arange(REMEMBERED_SAMPLES + 1)
+    cursor = Cursor.begin(SequentialWindows().bind(3 * rows.size + 1, 1), rows.size)
+    found = list(plan_reads(cursor, rows, 3 * rows.size + 1))
+    assert [some.stop_step for some in found] == [1, 2, 3]
+    reads = [read[1:] for some in found for read in some.reads]
+    assert reads == [(0, 3 * rows.size + 1)]
+
+
 def test_open_blocks_are_read_once_however_many():
     plan, num_tokens = ShuffledBlocks(3, block_tokens=2 * T, open_blocks=50_000), 4 * 50_000 * T
     cursor = Cursor.begin(plan.bind(num_tokens, T), 100)
-    some = itertools.islice(plan_reads(cursor, np.arange(100), num_tokens), 10)
+    some = islice(plan_reads(cursor, np.arange(100), num_tokens), 10)
     reads = [read[1:] for part in some for read in part.reads]
     assert len(reads) == len(set(reads)) > 50_000
 

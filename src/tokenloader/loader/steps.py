@@ -67,7 +67,7 @@ def plan_reads(
     A read comes again where no sample of the last REMEMBERED_SAMPLES needed it. Nothing comes of a plan
     that has each window read by itself.
     """
-    recent: dict[tuple[int, int], int] = {}  # samples before its last need; the oldest first
+    recent: dict[tuple[int, int], int] = {}  # samples until its last need; the oldest first
     now = 0
     for step, samples in _samples_of_steps(cursor, rows, planned_samples):
         reads = checked_reads(cursor.plan, samples, num_tokens)
@@ -76,6 +76,7 @@ def plan_reads(
         order = np.lexsort((reads[:, 1], reads[:, 0]))  # equal ones in the order of their samples
         ordered = reads[order]
         first = np.sort(order[np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))])
+        now += len(samples)
         new = []
         for row, (start, stop) in zip(first.tolist(), reads[first].tolist(), strict=True):
             if (start, stop) in recent:
@@ -84,7 +85,6 @@ def plan_reads(
                 new.append(Read(step + row // len(rows), start, stop))
             recent[start, stop] = now
         yield StepReads(step + len(samples) // len(rows), new)
-        now += len(samples)
         while recent[oldest := next(iter(recent))] < now - REMEMBERED_SAMPLES:
             del recent[oldest]
 
