@@ -86,7 +86,7 @@ def why_still_cached(share: float | None) -> str | None:
     if share > _STILL_CACHED:
         return (
             f"{share:.0%} of the file stay in the page cache: another process has it mapped, it is not "
-            f"on disk yet, or its file system is in memory"
+            f"on disk yet (run sync), or its file system is in memory"
         )
     return None
 
