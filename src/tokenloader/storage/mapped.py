@@ -70,7 +70,7 @@ def map_read_only(extent: Extent) -> tuple[NDArray[Any], HeldFile]:
     Raises what `open_file` does; OSError also where there is no address space for the file.
     """
     # Opened twice: while busy, FUSE throws away what a mapping announces of an open file that was also read
-    # in order. At 10 ms a request 270 windows/s came of ShuffledBlocks after such reads; like this, 10,600.
+    # in order. At 10 ms a request ShuffledBlocks gave 270 windows/s after such reads; like this, 10,600.
     file, to_map = open_file(extent), open_file(extent)
     with _errors_explained(extent):
         try:

@@ -53,7 +53,7 @@ class LocatedWindows:
             memory.kernel.start_reading(page_ranges(self._where.ranges))
 
     def load(self) -> None:
-        """Has windows read into the page cache in large requests: long ones, which are copied in parts.
+        """Asks for the windows, long ones, to be read into the page cache in large requests.
 
         Returns when that is asked. A hint, as `prefetch` is: what cannot be read is an error of who copies.
         """
