@@ -177,6 +177,13 @@ def test_a_read_comes_again_when_it_was_not_needed_for_as_many_samples_as_are_re
     assert 90_000 + REMEMBERED_SAMPLES + PLANNED_READS < 200_000
 
 
+def test_what_a_step_needs_is_remembered_for_the_next_however_many_rows_it_has():
+    rows = np.arange(REMEMBERED_SAMPLES + 1)
+    in_two = Mine(None, lambda samples: np.stack([samples % 2, samples % 2 + 1], axis=1))
+    some = plan_reads(Cursor(in_two, ENDLESS(len(rows)), 0, 3), rows, 2)
+    assert list(some) == [(1, [(0, 0, 1), (0, 1, 2)]), (2, []), (3, [])]
+
+
 def test_open_blocks_are_read_once_however_many():
     plan, num_tokens = ShuffledBlocks(3, block_tokens=2 * T, open_blocks=50_000), 4 * 50_000 * T
     cursor = Cursor.begin(plan.bind(num_tokens, T), 100)

@@ -84,9 +84,10 @@ def plan_reads(
                 new.append(Read(step + row // len(rows), start, stop))
             recent[start, stop] = now
         yield StepReads(step + len(samples) // len(rows), new)
-        now += len(samples)
+        # What these samples needed stays, however many they are.
         while recent[oldest := next(iter(recent))] < now - REMEMBERED_SAMPLES:
             del recent[oldest]
+        now += len(samples)
 
 
 def _samples_of_steps(
