@@ -255,6 +255,8 @@ def test_the_factor_is_told_and_the_nearest_sizes_that_share_nothing():
     assert told(BLOCKS, 48) == [TOLD.format("3.0", cause.format(64, 48), near + "48")]
     assert told(BLOCKS, 44) == [TOLD.format("4.0", cause.format(64, 44), near + "44")]
     assert told(BLOCKS, 44, HELD["copies"]) == [TOLD.format("2.0", cause.format(64, 44), near + "44")]
+    (one,) = told(replace(BLOCKS, open_blocks=1), 8)
+    assert "they are 1 sample apart, or a multiple, which batch_size=8 does not divide" in one
     (few,) = told(BLOCKS, 64, num_tokens=50_000)
     assert few.endswith(TOLD.format("", cause.format(32, 64), "batch_size=32, or block_tokens=500")[-99:])
 
@@ -279,6 +281,12 @@ def test_nothing_is_told_where_processes_read_what_they_need():
     assert told(Dealt(12), 8, HELD["parts in turn"]) == []
     for plan in (tl.RandomWindows(0), tl.SequentialWindows()):
         assert told(tl.Mixture({range(1_000_000): 1}, plan), 48) == []
+
+
+def test_reads_that_are_wrong_are_left_to_next_which_says_so_in_every_process():
+    with pytest.raises(ValueError, match=r"reads returned \[500, 600\) for sample 5"):
+        factor_of(Dealt(12), 8, contiguous(4), num_tokens=500)
+    assert told(Dealt(12), 8, num_tokens=500) == []
 
 
 def test_in_one_process_nothing_is_told(file):

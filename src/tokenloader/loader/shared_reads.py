@@ -42,14 +42,18 @@ def warn_of_shared_reads(
     if apart is not None and apart % batch_size == 0:
         return
     held = rows_held(placement.sharding, batch_size, seq_len)
-    factor = read_factor(bound, held, batch_size, len(tokens))
+    try:
+        factor = read_factor(bound, held, batch_size, len(tokens))
+    except Exception:  # of the plan's; next() raises it, in every process as it is
+        return
     if factor < _WORTH_TELLING:
         return
     better = blocks_near(plan, len(tokens), batch_size, seq_len)
     sizes = [" and ".join(f"{name}={size}" for name, size in better.items())] if better else []
     cause = f"not a multiple of batch_size={batch_size} samples apart"
     if apart is not None:
-        cause = f"{apart:,} samples apart, or a multiple, which batch_size={batch_size} does not divide"
+        samples = "sample" if apart == 1 else "samples"
+        cause = f"{apart:,} {samples} apart, or a multiple, which batch_size={batch_size} does not divide"
         near = batch_sizes_near(batch_size, apart, held.shape[1])
         sizes = [f"batch_size={size}" for size in near] + sizes
     warnings.warn(

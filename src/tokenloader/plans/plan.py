@@ -88,7 +88,8 @@ class BoundPlan(ABC):
 
         None, for whatever samples: all of them count. A plan whose windows overlap counts each target once
         this way: the loader hides the others with `Batch.loss_mask`, and fills the last batch with samples
-        past the end, so window_starts must take those. Otherwise a last batch that is not full is left out.
+        past the end, so window_starts and reads must take those. Otherwise a last batch that is not full
+        is left out.
         """
         return None
 

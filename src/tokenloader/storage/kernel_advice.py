@@ -138,6 +138,8 @@ def num_cached(address: int, num_pages: int) -> int:
 
 def _merge(ranges: Ranges) -> Ranges:
     """Joins ranges to as few as can be, in order: windows that touch become one read."""
+    if len(ranges) == 1:  # a block, say
+        return ranges
     ordered = ranges[ranges[:, 0].argsort()]
     begins, ends = ordered[:, 0], np.maximum.accumulate(ordered.sum(axis=1))
     first = np.flatnonzero(np.append(True, begins[1:] > ends[:-1]))[: len(ranges)]
