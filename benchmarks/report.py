@@ -57,7 +57,16 @@ def results_section(results: dict[str, dict[str, Any]]) -> str:
             "",
             f"![Million tokens a second by batch shape]({_relative(PLOT)})",
         ]
-        parts += ["", hardware(results["warm"]["environment"])]
+    shown = [name for name in (*ANSWERS, "warm") if name in results]
+    on = {name: hardware(results[name]["environment"]) for name in shown}
+    parts += [
+        "",
+        *(
+            f"{where}: {', '.join(n for n in shown if on[n] == where)}."
+            for where in dict.fromkeys(on.values())
+        ),
+    ]
+    parts += ["", "How each was measured: the docstrings in `benchmarks/`."]
     return "\n".join(parts)
 
 
@@ -211,9 +220,8 @@ def hardware(environment: dict[str, Any]) -> str:
     """The hardware and versions that the figures were measured with."""
     versions = environment["versions"]
     return (
-        f"{environment['processor']}, {environment['cores']} cores, "
-        f"{environment['memory_gib']:.0f} GiB, jax {versions['jax']} on {environment['platform']}, "
-        f"{environment['date']}. How each was measured: the docstrings in `benchmarks/`."
+        f"{environment['processor']}, {environment['cores']} cores, {environment['memory_gib']:.0f} GiB, "
+        f"jax {versions['jax']} on {environment['platform']}, {environment['date']}"
     )
 
 
