@@ -59,13 +59,8 @@ def results_section(results: dict[str, dict[str, Any]]) -> str:
         ]
     shown = [name for name in (*ANSWERS, "warm") if name in results]
     on = {name: hardware(results[name]["environment"]) for name in shown}
-    parts += [
-        "",
-        *(
-            f"{where}: {', '.join(n for n in shown if on[n] == where)}."
-            for where in dict.fromkeys(on.values())
-        ),
-    ]
+    for where in dict.fromkeys(on.values()):
+        parts += ["", f"{where}: {', '.join(name for name in shown if on[name] == where)}."]
     parts += ["", "How each was measured: the docstrings in `benchmarks/`."]
     return "\n".join(parts)
 
