@@ -15,11 +15,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def compare(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import compare
-
-    return compare
+def compare(import_benchmark):
+    return import_benchmark("compare")
 
 
 def test_a_row_is_compared_by_the_median_of_its_ratios_within_rounds(compare):
@@ -63,11 +60,8 @@ def test_the_code_is_compared_with_a_revision(tmp_path):
 
 
 @pytest.fixture
-def disk_limits(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import disk_limits
-
-    return disk_limits
+def disk_limits(import_benchmark):
+    return import_benchmark("disk_limits")
 
 
 def test_limits_are_written_as_each_version_of_control_groups_has_them(disk_limits):
@@ -153,10 +147,8 @@ def test_a_group_is_removed_after_an_error(disk_limits, tmp_path):
 
 
 @pytest.mark.parametrize(("fio", "told"), [(True, "0.93 of fio"), (False, "0.95 of SequentialWindows")])
-def test_the_answer_of_slow_is_a_line_of_the_readme(monkeypatch, fio, told):
-    monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import report
-
+def test_the_answer_of_slow_is_a_line_of_the_readme(import_benchmark, fio, told):
+    report = import_benchmark("report")
     times = {"ShuffledEpochs": 18.04, "SequentialWindows": 0.951}
     times |= {"fio, 1 MiB, depth 8": 0.932} if fio else {}
     ours = {"windows_per_second": 57_012.3, "is_times": times}

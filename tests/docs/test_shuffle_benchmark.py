@@ -10,11 +10,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def quality(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import shuffle_quality
-
-    return shuffle_quality
+def quality(import_benchmark):
+    return import_benchmark("shuffle_quality")
 
 
 def drifting(num_windows):
@@ -86,9 +83,8 @@ class CountingTrainer:
         return params
 
 
-def test_training_goes_on_after_the_runs_that_are_finished(quality, tmp_path):
-    from benchmarks import shuffle_training
-
+def test_training_goes_on_after_the_runs_that_are_finished(import_benchmark, tmp_path):
+    shuffle_training = import_benchmark("shuffle_training")
     text = np.arange(1, 1001, dtype=np.uint16)
     corpus = shuffle_training.Corpus(train=text, validation=text, end_of_text=1000)
     finished, trainer = tmp_path / "runs.jsonl", CountingTrainer()
@@ -105,9 +101,8 @@ def test_training_goes_on_after_the_runs_that_are_finished(quality, tmp_path):
     assert [row["validation_losses"] for row in after] == [[1, 7], [2, 8], [3, 9], [4, 1], [5, 2], [6, 3]]
 
 
-def test_an_epoch_of_training_has_a_piece_of_each_document_in_order(quality):
-    from benchmarks.shuffle_training import Corpus
-
+def test_an_epoch_of_training_has_a_piece_of_each_document_in_order(import_benchmark):
+    Corpus = import_benchmark("shuffle_training").Corpus
     documents = [np.append(np.arange(100 * k, 100 * k + size), 999) for k, size in enumerate((40, 8, 80))]
     corpus = Corpus(train=np.concatenate(documents), validation=documents[0], end_of_text=999)
     tokens = corpus.one_epoch(num_windows=7, seq_len=4)
@@ -122,9 +117,8 @@ def test_an_epoch_of_training_has_a_piece_of_each_document_in_order(quality):
         corpus.one_epoch(num_windows=33, seq_len=4)
 
 
-def test_the_plans_page_has_the_tables_of_the_committed_result(quality):
-    from benchmarks import shuffle_report
-
+def test_the_plans_page_has_the_tables_of_the_committed_result(import_benchmark):
+    shuffle_report = import_benchmark("shuffle_report")
     result = json.loads((ROOT / "benchmarks/results/shuffle.json").read_text())
     page, sections = (ROOT / "docs/plans.md").read_text(), shuffle_report.sections(result)
     for name, table in sections.items():
