@@ -31,7 +31,7 @@ _AHEAD_WINDOWS, _AHEAD_BYTES = 1 << 15, 64 << 20
 _MOST_AHEAD_BYTES = 512 << 20  # of blocks of later steps, however near
 _NUM_THREADS, _NUM_THREADS_OVER_A_NETWORK = 1, 16
 
-# What the threads wait for: tokens to read, and what tells that this is done; None ends a thread.
+# Items for the threads: tokens to read, and a future that is set when they are; None ends a thread.
 _Queue: TypeAlias = SimpleQueue[tuple[LocatedWindows, Future[None]] | None]
 
 
@@ -66,7 +66,7 @@ class BlockReader:
         self._queue: _Queue | None = None
 
     def submit(self, step: int) -> None:
-        """Has the blocks of all steps up to this one read, and of those that follow it; does not wait.
+        """Queues the blocks of all steps up to this one, and of ahead_steps more; does not wait.
 
         Raises what the plan does; ValueError if the tokens are closed.
         """
@@ -80,7 +80,7 @@ class BlockReader:
             self._submit(self._planned.popleft())
 
     def wait_for(self, step: int) -> None:
-        """Waits until the kernel is told of the blocks of all steps up to this one."""
+        """Waits until the blocks of all steps up to this one are announced to the kernel."""
         while self._submitted and self._submitted[0][0].step <= step:
             read, done = self._submitted.popleft()
             self._submitted_tokens -= read.num_tokens

@@ -1,4 +1,4 @@
-"""Shared reads: how many times what they need processes read, where a block has windows in rows of several.
+"""Shared reads: the factor by which processes read more than they need, as their rows share blocks.
 
 A process reads each block whole that its rows have a window of. Where the windows of a block are multiples
 of batch_size samples apart, all are in one row, and the block is read for that row alone. Processes that
@@ -77,7 +77,7 @@ def rows_held(sharding: Sharding, batch_size: int, seq_len: int) -> NDArray[np.b
 
 
 def read_factor(plan: BoundPlan, held: NDArray[np.bool_], batch_size: int, num_tokens: int) -> float:
-    """Returns how many times what they need processes read that hold parts of rows; see `rows_held`.
+    """Returns what all processes read, divided by what their rows need. held: as `rows_held` returns.
 
     The plan's first samples are looked at. Each block counts by how many of them are of it, so that a
     block of which they have only the end counts for little. Where a block has windows beyond these

@@ -65,9 +65,10 @@ class KernelAdvice:
         self._pidfds: dict[int, int] = {}  # by process: after a fork the parent's advises on the parent
 
     def start_reading(self, ranges: Ranges, most_bytes: int = COMMON_READ_AHEAD_BYTES) -> None:
-        """Asks for pages to be read into the page cache, and does not wait. A hint: it cannot fail.
+        """Asks for pages to be read into the page cache. A hint: it cannot fail.
 
-        Of a longer range than most_bytes each part is asked for by itself.
+        Does not wait for the pages, but for a place in the queue of a disk, or of FUSE, that is full. Of a
+        range longer than most_bytes each part is asked for by itself.
         """
         if self._linux:
             with suppress(MemoryError):

@@ -51,12 +51,12 @@ class HeldFile:
 
     @cached_property
     def announced_bytes(self) -> int:
-        """How much of it the kernel reads for one announcement."""
+        """Most bytes of the file that the kernel reads for one announcement."""
         return announced_bytes(self._descriptor)
 
     @cached_property
     def is_over_a_network(self) -> bool:
-        """Whether its reads are requests to a server, or to a program."""
+        """Whether reads of the file are requests to a server, or to a program."""
         return is_over_a_network(file_system_type(self._descriptor) or "")
 
     def check_unchanged(self) -> None:
